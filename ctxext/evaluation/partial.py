@@ -1,0 +1,98 @@
+"""The half-done work of an interrupted run: one line per finished unit, beside the result, keyed by everything."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+
+def run_key(identity: Mapping[str, Any]) -> str:
+    """Return the sha256 of a run's identity: protocol id, hashes, dtype, attention and whatever else could differ."""
+    return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
+
+
+def partial_path(output: Path, key: str) -> Path:
+    """Return where the run `key` that will write `output` keeps its finished units."""
+    return output.with_name(f"{output.name}.{key[:12]}.partial.jsonl")
+
+
+class Partial:
+    """The finished units of a run, appended to a file as they finish.
+
+    The first line names the run's key, and so does the file's name: the work of another configuration is neither
+    reused nor overwritten. A line that was cut off by a kill, and everything after it, is scored again.
+
+    Attributes:
+        path: the file.
+        scored: the finished units' scores by unit id.
+        seconds: scoring time of the finished units.
+    """
+
+    def __init__(self, path: Path, key: str) -> None:
+        """Open the partial file of the run `key`, taking over what an interrupted run left."""
+        self.path = path
+        self.key = key
+        self.scored: dict[str, dict[str, Any]] = {}
+        self.seconds = 0.0
+        self._adopt()
+
+    def _adopt(self) -> None:
+        """Read a partial file of the same run, up to the first damaged line."""
+        self._whole_bytes = 0
+        if not self.path.exists():
+            return
+        with self.path.open("rb") as file:
+            for number, line in enumerate(file):
+                entry = _parse(line)
+                if entry is None or (number == 0 and entry.get("key") != self.key):
+                    return
+                if number > 0:
+                    if not isinstance(entry.get("unit"), str) or not isinstance(entry.get("score"), dict):
+                        return
+                    self.scored[entry["unit"]] = entry["score"]
+                    self.seconds += float(entry.get("seconds", 0.0))
+                self._whole_bytes += len(line)
+
+    def __enter__(self) -> Partial:
+        """Cut off what is damaged or another run's, and open the file for appending."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = self.path.open("r+b" if self._whole_bytes else "wb")
+        self._file.truncate(self._whole_bytes)
+        self._file.seek(self._whole_bytes)
+        if not self._whole_bytes:
+            self._write({"key": self.key})
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        """Close the file; it stays for the next attempt until `remove`."""
+        self._file.close()
+
+    def _write(self, entry: Mapping[str, Any]) -> None:
+        self._file.write(json.dumps(entry).encode() + b"\n")
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    def add(self, unit_id: str, score: Mapping[str, Any], seconds: float) -> dict[str, Any]:
+        """Keep a finished unit; return its score as a resumed run would read it, so that both see the same."""
+        self._write({"unit": unit_id, "score": score, "seconds": round(seconds, 3)})
+        self.seconds += seconds
+        self.scored[unit_id] = json.loads(json.dumps(score))
+        return self.scored[unit_id]
+
+    def remove(self) -> None:
+        """Delete the file, once the result is written."""
+        self.path.unlink(missing_ok=True)
+
+
+def _parse(line: bytes) -> dict[str, Any] | None:
+    if not line.endswith(b"\n"):
+        return None
+    try:
+        entry = json.loads(line)
+    except (json.JSONDecodeError, UnicodeDecodeError):
+        return None
+    return entry if isinstance(entry, dict) else None

@@ -1,0 +1,296 @@
+"""Sliding-window perplexity (arXiv 2306.15595, section 3.2) with the loss by position that explains it.
+
+perplexity = exp(total negative log-likelihood / number of scored tokens), token-weighted over all documents; a mean of
+window or document means is another number. Every scored token is scored once: see `ctxext.evaluation.windows`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from ctxext.data.corpora import Corpus, open_corpus
+from ctxext.data.documents import Document, documents_hash
+from ctxext.evaluation.base import Evaluation, Plan, Plot, Session, Summary, Unit, option
+from ctxext.evaluation.scoring import TokenScorer, bucket_edges
+from ctxext.evaluation.windows import Window, evenly_spaced, plan_windows
+
+BOS_RULES = ("auto", "always", "never")
+MAX_EXPONENT = 700.0
+
+
+@dataclass
+class Tokens:
+    """Tokens that windows run over: a document, or all of them in a row.
+
+    Attributes:
+        name: the document's id, or `stream`.
+        ids: the tokens.
+        inserted: positions of begin-of-sequence tokens that stand between documents; they are read, never scored.
+    """
+
+    name: str
+    ids: list[int]
+    inserted: frozenset[int] = field(default_factory=frozenset)
+
+
+@dataclass(frozen=True)
+class Job:
+    """One window of one sequence."""
+
+    sequence: Tokens
+    window: Window
+
+
+@dataclass(frozen=True, kw_only=True)
+class Perplexity(Evaluation):
+    """Perplexity and loss by position on a corpus."""
+
+    name: ClassVar[str] = "perplexity"
+    description: ClassVar[str] = "sliding-window perplexity and loss by position on a corpus"
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "pi": {"stream": False, "stride": 256, "truncate": 0, "bos": "auto", "max_windows": 0},
+        "pi-proof-pile": {
+            "data": "proof-pile",
+            "limit": 128,
+            "min_tokens": 32768,
+            "truncate": 32768,
+            "stream": False,
+            "stride": 256,
+            "bos": "auto",
+            "max_windows": 0,
+        },
+        "non-overlapping": {"stride": 0},
+    }
+
+    data: str = option(
+        "sympy-source", "a corpus by name, or a .txt, .jsonl, .jsonl.zst, .parquet file or a folder", scored=False
+    )
+    length: int = option(2048, "window: the most tokens read before a prediction")
+    stride: int = option(256, "tokens from one window to the next; 0 means the length (windows do not overlap)")
+    stream: bool = option(False, "one long stream of all documents instead of document by document")
+    truncate: int = option(0, "read only the first tokens of each document; 0 reads all")
+    min_tokens: int = option(0, "skip documents with fewer tokens; 0 means the length (a stream skips none)")
+    bos: str = option(
+        "auto", "begin-of-sequence token at each document's start: auto (if the tokenizer has one), always, never"
+    )
+    max_windows: int = option(0, "score only so many windows, evenly spaced over all; 0 scores all")
+    limit: int = option(0, "use only the first documents that are long enough; 0 uses all", scored=False)
+    buckets: str = option(
+        "16", "loss by position: a number of even buckets, or edges such as 256,1024,4096", scored=False
+    )
+    split: str | None = option(None, "another split of the corpus", scored=False)
+    column: str | None = option(None, "the column that holds the text", scored=False)
+    data_id: str | None = option(None, "another Hub repository for the corpus", scored=False)
+    data_config: str | None = option(None, "another configuration of the Hub repository", scored=False)
+    data_revision: str | None = option(None, "another revision of the Hub repository", scored=False)
+
+    def __post_init__(self) -> None:
+        wrong = []
+        if self.length < 1:
+            wrong.append(f"--length {self.length} must be at least 1")
+        if not 0 <= self.stride <= self.length:
+            wrong.append(f"--stride {self.stride} must lie between 1 and --length {self.length} (0 means the length)")
+        for name in ("truncate", "min_tokens", "max_windows", "limit"):
+            if getattr(self, name) < 0:
+                wrong.append(f"--{name.replace('_', '-')} {getattr(self, name)} must not be negative")
+        if self.truncate and self.truncate < max(self._min_tokens(), 2):
+            wrong.append(f"--truncate {self.truncate} leaves less than the {max(self._min_tokens(), 2)} tokens needed")
+        if self.bos not in BOS_RULES:
+            wrong.append(f"--bos {self.bos!r} is not known; allowed: {', '.join(BOS_RULES)}")
+        if wrong:
+            raise ValueError("; ".join(wrong))
+        bucket_edges(self.length, self.buckets)
+
+    def protocol(self) -> dict[str, Any]:
+        """Return the options that change the score, with the zeros that mean something else resolved."""
+        resolved = {"stride": self.stride or self.length, "min_tokens": self._min_tokens()}
+        return {**super().protocol(), **resolved}
+
+    def _min_tokens(self) -> int:
+        return self.min_tokens or (1 if self.stream else self.length)
+
+    def _bos(self, tokenizer: Any) -> int | None:
+        bos = tokenizer.bos_token_id
+        if self.bos == "always" and bos is None:
+            raise ValueError("--bos always: this tokenizer has no begin-of-sequence token; use --bos auto or never")
+        return None if self.bos == "never" else bos
+
+    def _kept(self, corpus: Corpus, tokenizer: Any, plan: Plan) -> Iterator[tuple[Document, list[int]]]:
+        """Yield the documents that are long enough, with their tokens; count those that are not in `plan`."""
+        least = max(self._min_tokens(), corpus.min_tokens)
+        longest = kept = 0
+        for document in corpus.documents():
+            if self.limit and kept == self.limit:
+                return
+            ids = tokenizer(document.text, add_special_tokens=False, verbose=False)["input_ids"]
+            longest = max(longest, len(ids))
+            if len(ids) < least:
+                plan.skipped["documents_too_short"] = plan.skipped.get("documents_too_short", 0) + 1
+                plan.skipped["tokens_in_short_documents"] = plan.skipped.get("tokens_in_short_documents", 0) + len(ids)
+                continue
+            kept += 1
+            yield document, ids[: self.truncate] if self.truncate else ids
+        if not kept:
+            raise ValueError(
+                f"no document of {self.data} has {least} tokens, the longest has {longest}: "
+                "use a smaller --length, --min-tokens, or --stream"
+            )
+
+    def _sequences(self, session: Session, plan: Plan) -> list[Tokens]:
+        """Read the corpus; return what windows will run over, and state in `plan` what was read."""
+        corpus = open_corpus(
+            self.data,
+            split=self.split,
+            column=self.column,
+            data_id=self.data_id,
+            data_config=self.data_config,
+            data_revision=self.data_revision,
+        )
+        bos = self._bos(session.tokenizer)
+        head = [] if bos is None else [bos]
+        plan.notes.append(f"begin-of-sequence token {'none' if bos is None else bos} at each document's start")
+        used: list[Document] = []
+        sequences: list[Tokens] = []
+        for document, ids in self._kept(corpus, session.tokenizer, plan):
+            used.append(document)
+            sequences.append(Tokens(document.id, head + ids))
+        tokens = sum(len(sequence.ids) - len(head) for sequence in sequences)
+        plan.corpus = {
+            "name": corpus.name,
+            "source": corpus.source,
+            "hash": documents_hash(used),
+            "documents": len(used),
+            "tokens": tokens,
+        }
+        return [_joined(sequences, len(head))] if self.stream else sequences
+
+    def plan(self, session: Session) -> Plan:
+        """Cut the corpus into windows, choose the wanted ones, and batch neighbours of equal length."""
+        plan = Plan(units=[])
+        sequences = self._sequences(session, plan)
+        longest = max(len(sequence.ids) - 1 for sequence in sequences)
+        if longest + 1 < self.length:
+            raise ValueError(
+                f"--length {self.length} is longer than {self.data}, which gives {longest} tokens to read: "
+                "use a smaller --length or more data"
+            )
+        stride = self.stride or self.length
+        jobs = [Job(one, window) for one in sequences for window in plan_windows(len(one.ids), self.length, stride)]
+        if not jobs:
+            raise ValueError(f"{self.data} leaves no token to score: every document has fewer than two tokens")
+        if self._bos(session.tokenizer) is None:
+            plan.skipped["first_tokens_without_context"] = len(sequences)
+        chosen = [jobs[index] for index in evenly_spaced(len(jobs), self.max_windows)]
+        if len(chosen) < len(jobs):
+            left_out = sum(job.window.scored for job in jobs) - sum(job.window.scored for job in chosen)
+            plan.skipped["tokens_in_windows_left_out"] = left_out
+            plan.notes.append(f"{len(chosen)} of {len(jobs)} windows, evenly spaced")
+        plan.units = _batches(chosen, session.batch_size)
+        return plan
+
+    def score(self, session: Session, unit: Unit) -> dict[str, Any]:
+        """Read a batch of windows; return loss sums and counts by document and by position."""
+        import torch
+
+        jobs: list[Job] = unit.work
+        rows = [job.sequence.ids[job.window.start : job.window.stop + 1] for job in jobs]
+        tokens = torch.tensor(rows, dtype=torch.long)
+        targets = tokens[:, 1:].clone()
+        for row, job in enumerate(jobs):
+            targets[row, : job.window.first - 1 - job.window.start] = -1
+            for position in job.sequence.inserted & set(range(job.window.first, job.window.stop + 1)):
+                targets[row, position - 1 - job.window.start] = -1
+        losses = _scorer(session).nll(tokens[:, :-1], targets).double()
+        where = (targets >= 0).nonzero()
+        return self._sums(jobs, losses, where[:, 0], where[:, 1])
+
+    def _sums(self, jobs: Sequence[Job], losses: Any, rows: Any, positions: Any) -> dict[str, Any]:
+        """Sum losses by document and by position bucket; `rows` and `positions` say where each loss belongs."""
+        import torch
+
+        edges = torch.tensor(bucket_edges(self.length, self.buckets))
+        bucket = torch.bucketize(positions, edges[1:-1], right=True)
+        count = len(edges) - 1
+        documents: dict[str, list[float]] = {}
+        for row, job in enumerate(jobs):
+            sums = documents.setdefault(job.sequence.name, [0.0, 0])
+            sums[0] += float(losses[rows == row].sum())
+            sums[1] += int((rows == row).sum())
+        return {
+            "documents": documents,
+            "bucket_nll": torch.zeros(count, dtype=torch.double).index_add(0, bucket, losses).tolist(),
+            "bucket_tokens": torch.bincount(bucket, minlength=count).tolist(),
+        }
+
+    def summarize(self, plan: Plan, scored: Sequence[Mapping[str, Any]]) -> Summary:
+        """Weigh every token equally, over all windows and documents."""
+        edges = bucket_edges(self.length, self.buckets)
+        bucket_nll = [math.fsum(unit["bucket_nll"][i] for unit in scored) for i in range(len(edges) - 1)]
+        bucket_tokens = [sum(unit["bucket_tokens"][i] for unit in scored) for i in range(len(edges) - 1)]
+        by_document: dict[str, list[float]] = {}
+        for unit in scored:
+            for name, (nll, count) in unit["documents"].items():
+                sums = by_document.setdefault(name, [0.0, 0])
+                sums[0] += nll
+                sums[1] += count
+        tokens = sum(bucket_tokens)
+        loss = math.fsum(bucket_nll) / tokens
+        by_position = [nll / count if count else None for nll, count in zip(bucket_nll, bucket_tokens, strict=True)]
+        curve = Plot(
+            id="loss-by-position",
+            title="Loss by tokens of context",
+            x_label="tokens of context",
+            y_label="loss (nats per token)",
+            x=[(low + high) / 2 for low, high in zip(edges[:-1], edges[1:], strict=True)],
+            y=by_position,
+            mark_window=True,
+        )
+        return Summary(
+            metrics={"perplexity": math.exp(min(loss, MAX_EXPONENT)), "loss": loss},
+            tokens_scored=tokens,
+            details={
+                "bucket_edges": edges,
+                "bucket_loss": by_position,
+                "bucket_tokens": bucket_tokens,
+                "documents": {name: {"nll": nll, "tokens": count} for name, (nll, count) in by_document.items()},
+            },
+            plots=[curve],
+        )
+
+
+def _scorer(session: Session) -> TokenScorer:
+    """Return the session's scorer, whose set-up is paid once."""
+    if "scorer" not in session.memo:
+        session.memo["scorer"] = TokenScorer(session.model)
+    scorer: TokenScorer = session.memo["scorer"]
+    return scorer
+
+
+def _joined(sequences: Sequence[Tokens], head: int) -> Tokens:
+    """Join documents into one stream; inserted begin-of-sequence tokens after the first are not scored."""
+    ids: list[int] = []
+    inserted = []
+    for sequence in sequences:
+        if head and ids:
+            inserted.append(len(ids))
+        ids.extend(sequence.ids)
+    return Tokens("stream", ids, frozenset(inserted))
+
+
+def _batches(jobs: Sequence[Job], size: int) -> list[Unit]:
+    """Group neighbouring windows that read equally many tokens, at most `size` of them."""
+    groups: list[list[Job]] = []
+    for job in jobs:
+        if groups and len(groups[-1]) < size and groups[-1][0].window.read == job.window.read:
+            groups[-1].append(job)
+        else:
+            groups.append([job])
+    units = []
+    for group in groups:
+        first, last = group[0], group[-1]
+        name = f"{first.sequence.name}@{first.window.start}..{last.sequence.name}@{last.window.start}"
+        units.append(Unit(name, float(sum(job.window.read for job in group)), group))
+    return units

@@ -1,0 +1,129 @@
+"""The `ctxext` command: every command is a thin call into the library, and heavy imports stay inside it.
+
+Exit codes: 0 fine, 1 the answer is no (doctor found faults), 2 the call is wrong. With `--json` the answer is one
+JSON document on stdout; logs, progress bars and errors go to stderr.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ctxext.evaluation.commands import compare, eval_app, sweep
+
+app = typer.Typer(
+    name="ctxext",
+    help="Extend the context window of pretrained RoPE language models.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        from ctxext import __version__
+
+        print(f"ctxext {__version__}")
+        raise typer.Exit()
+
+
+@app.callback()
+def root(
+    version: Annotated[bool, typer.Option("--version", callback=_show_version, help="Print the version.")] = False,
+) -> None:
+    """Extend the context window of pretrained RoPE language models."""
+
+
+def emit(answer: Any, as_json: bool, render: Callable[[Any], str]) -> None:
+    """Print `answer` on stdout: one JSON document with `as_json`, else the text that `render` makes of it."""
+    print(json.dumps(answer, indent=2) if as_json else render(answer))
+
+
+Source = Annotated[str, typer.Argument(help="A checkpoint folder, a .gguf file, or a Hub id (org/name[@revision]).")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
+Factors = Annotated[str | None, typer.Option(help="longrope: numbers, comma-separated or in a JSON file.")]
+
+
+@app.command("patch")
+def patch_command(
+    source: Source,
+    output: Annotated[Path, typer.Argument(help="The folder to make.")],
+    method: Annotated[
+        str, typer.Option(help="linear (pi), theta, ntk, dynamic, ntk_by_parts, yarn, longrope, llama3 or a plugin's.")
+    ],
+    length: Annotated[int, typer.Option(help="Tokens that the model shall read.")],
+    original_length: Annotated[int | None, typer.Option(help="The pretrained window, if ambiguous.")] = None,
+    link: Annotated[str, typer.Option(help="How weights get there: copy (or reflink), hard, symlink.")] = "copy",
+    force: Annotated[bool, typer.Option("--force", help="Replace an OUTPUT that is not empty.")] = False,
+    verify: Annotated[bool, typer.Option(help="Build the result in stock transformers, without weights.")] = True,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the config diff and write nothing.")] = False,
+    allow_sliding_window: Annotated[
+        bool, typer.Option("--allow-sliding-window", help="Go on although every layer slides over less than LENGTH.")
+    ] = False,
+    rope_theta: Annotated[float | None, typer.Option(help="theta: the new base.")] = None,
+    attention_factor: Annotated[float | None, typer.Option(help="yarn, longrope: factor on cos and sin.")] = None,
+    beta_fast: Annotated[float | None, typer.Option(help="yarn, ntk_by_parts: rotations kept whole (32).")] = None,
+    beta_slow: Annotated[float | None, typer.Option(help="yarn, ntk_by_parts: rotations interpolated (1).")] = None,
+    truncate: Annotated[bool | None, typer.Option(help="yarn, ntk_by_parts: round the ramp outwards (on).")] = None,
+    long_factor: Factors = None,
+    short_factor: Factors = None,
+    low_freq_factor: Annotated[
+        float | None, typer.Option(help="llama3: L / the longest wavelength ramped (1).")
+    ] = None,
+    high_freq_factor: Annotated[float | None, typer.Option(help="llama3: L / the shortest one (4).")] = None,
+    option: Annotated[list[str] | None, typer.Option(help="NAME=VALUE: an option of a plugin's method.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Write a checkpoint that reads LENGTH tokens: a new config beside the same weights."""
+    from ctxext.checkpoint.options import parse_factors, parse_options
+    from ctxext.checkpoint.patch import patch_checkpoint
+    from ctxext.checkpoint.render import render_patch
+
+    report = patch_checkpoint(
+        source,
+        output,
+        method=method,
+        length=length,
+        original_length=original_length,
+        link=link,
+        force=force,
+        verify=verify,
+        dry_run=dry_run,
+        allow_sliding_window=allow_sliding_window,
+        rope_theta=rope_theta,
+        attention_factor=attention_factor,
+        beta_fast=beta_fast,
+        beta_slow=beta_slow,
+        truncate=truncate,
+        long_factor=parse_factors("long_factor", long_factor),
+        short_factor=parse_factors("short_factor", short_factor),
+        low_freq_factor=low_freq_factor,
+        high_freq_factor=high_freq_factor,
+        **parse_options(option or []),
+    )
+    emit(report, as_json, render_patch)
+
+
+app.add_typer(eval_app, name="eval")
+app.command("compare")(compare)
+app.command("sweep")(sweep)
+
+
+def main() -> None:
+    """Run the command line; a `ValueError` or `OSError` of the library is the user's: exit 2 with its message."""
+    try:
+        app()
+    except (ValueError, OSError) as error:
+        print(f"ctxext: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

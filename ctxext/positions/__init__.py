@@ -1,0 +1,43 @@
+"""Position methods: one registry, open to plugins through the entry-point group `ctxext.positions`."""
+
+from __future__ import annotations
+
+from importlib.metadata import entry_points
+
+from ctxext.positions.base import PositionMethod, RopeScaling, nearest
+from ctxext.positions.rope import ALIASES, BUILT_IN
+
+__all__ = ["ALIASES", "METHODS", "PositionMethod", "RopeScaling", "get_method"]
+
+
+def _with_plugins() -> dict[str, type[RopeScaling]]:
+    """Return the built-in methods and those of installed packages, by name.
+
+    Raises:
+        ValueError: If a plugin takes a name that is taken, or is no `RopeScaling`.
+    """
+    methods = dict(BUILT_IN)
+    for entry in entry_points(group="ctxext.positions"):
+        method = entry.load()
+        if not (isinstance(method, type) and issubclass(method, RopeScaling)):
+            raise ValueError(f"the plugin {entry.value!r} is no RopeScaling; see CONTRIBUTING.md")
+        if entry.name in methods or entry.name in ALIASES:
+            raise ValueError(f"the plugin {entry.value!r} registers {entry.name!r}, which is taken; rename it")
+        methods[entry.name] = method
+    return methods
+
+
+METHODS: dict[str, type[RopeScaling]] = _with_plugins()
+
+
+def get_method(name: str) -> type[RopeScaling]:
+    """Return the method that users call `name`, aliases included.
+
+    Raises:
+        ValueError: Names the unknown method, the nearest one and all that there are.
+    """
+    resolved = ALIASES.get(name, name)
+    if resolved not in METHODS:
+        known = [*METHODS, *ALIASES]
+        raise ValueError(f"unknown method {name!r}{nearest(name, known)}; methods are {', '.join(known)}")
+    return METHODS[resolved]

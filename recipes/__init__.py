@@ -1,0 +1,1 @@
+"""Training recipes, installed as `ctxext.recipes`: scripts to read, copy and launch, never to import."""

@@ -116,6 +116,17 @@ app.command("compare")(compare)
 app.command("sweep")(sweep)
 
 
+@app.command("demo")
+def demo_command(
+    output: Annotated[Path, typer.Option(help="The report folder.")] = Path("demo-report"),
+    as_json: Json = False,
+) -> None:
+    """Show what patching does: SmolLM2 before and after, with a report and pictures (about 8 minutes on 2 cores)."""
+    from ctxext.reproduce.demo import render_demo, run_demo
+
+    emit(run_demo(output), as_json, render_demo)
+
+
 def main() -> None:
     """Run the command line; a `ValueError` or `OSError` of the library is the user's: exit 2 with its message."""
     try:

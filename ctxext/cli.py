@@ -127,6 +127,18 @@ def demo_command(
     emit(run_demo(output), as_json, render_demo)
 
 
+@app.command("bench")
+def bench_command(
+    name: Annotated[str, typer.Argument(help="patch, perplexity, passkey or all.")],
+    rounds: Annotated[int, typer.Option(help="Runs of each side, in turn.")] = 3,
+    as_json: Json = False,
+) -> None:
+    """Measure a claim about speed or memory against its baseline, both in this run."""
+    from ctxext.bench.run import render_bench, run_bench
+
+    emit(run_bench(name, rounds), as_json, render_bench)
+
+
 def main() -> None:
     """Run the command line; a `ValueError` or `OSError` of the library is the user's: exit 2 with its message."""
     try:

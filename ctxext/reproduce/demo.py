@@ -98,13 +98,14 @@ def find_smollm2() -> Path:
 
 def _measure(model: str, checkpoint: Path, folder: Path) -> dict[str, Any]:
     """Evaluate one checkpoint in every step; return the headline numbers."""
+    from ctxext.evaluation.base import build
     from ctxext.evaluation.loading import RunSettings
     from ctxext.evaluation.registry import load
     from ctxext.evaluation.runner import run_evaluation
 
     numbers: dict[str, Any] = {}
     for step in STEPS:
-        evaluation = load(step.evaluation)(**step.options)
+        evaluation = build(load(step.evaluation), step.options)
         with _stage(f"{model}: {step.evaluation} at {step.options['length']} tokens"):
             result, _ = run_evaluation(
                 evaluation, checkpoint, RunSettings(dtype="bfloat16"), folder / f"{step.name}-{model}.json"

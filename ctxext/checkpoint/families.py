@@ -20,8 +20,13 @@ class Family:
         default_partial: The rotated share where the config names none.
         per_layer_type: Whether `rope_parameters` holds one dict for each attention type.
         only_longrope: Whether the family reads no `rope_type` but default and longrope, and of that three keys.
+        old_two_keys: Whether transformers 4 takes no `rope_scaling` but {type, factor} with type linear or dynamic.
+        default_window: max_position_embeddings where the config names none, or None where it always does.
+        default_original: original_max_position_embeddings at the top level where the config names none, or None.
         text_section: Key under which a multimodal config keeps the language model's config, or None.
         writes_head_dim: Whether head_dim must be spelt out for stock transformers to compute scaled frequencies.
+        sliding: Which layers a `sliding_window` applies to: `all`; with `use_sliding_window` on, `all_if_used`, or
+            `some_if_used`, those from max_window_layers on; those that `layer_types` names; or `none`.
     """
 
     default_theta: float = 10000.0
@@ -31,23 +36,40 @@ class Family:
     default_partial: float = 1.0
     per_layer_type: bool = False
     only_longrope: bool = False
+    old_two_keys: bool = False
+    default_window: int | None = None
+    default_original: int | None = None
     text_section: str | None = None
     writes_head_dim: bool = False
+    sliding: str = "none"
 
+
+_GEMMA3: dict[str, Any] = {
+    "default_theta": 1_000_000.0,
+    "default_head_dim": 256,
+    "default_window": 131_072,
+    "per_layer_type": True,
+    "sliding": "layer_types",
+}
 
 FAMILIES: dict[str, Family] = {
     "llama": Family(),
-    "mistral": Family(),
-    "mixtral": Family(default_theta=1_000_000.0, writes_head_dim=True),
-    "qwen2": Family(),
-    "qwen3": Family(default_head_dim=128),
-    "qwen3_moe": Family(),
-    "smollm3": Family(default_theta=2_000_000.0),
-    "phi3": Family(partial_key="partial_rotary_factor", only_longrope=True),
+    "mistral": Family(writes_head_dim=True, sliding="all"),
+    "mixtral": Family(default_theta=1_000_000.0, writes_head_dim=True, sliding="all"),
+    "qwen2": Family(sliding="some_if_used"),
+    "qwen3": Family(default_head_dim=128, sliding="some_if_used"),
+    "qwen3_moe": Family(sliding="all_if_used"),
+    "smollm3": Family(default_theta=2_000_000.0, sliding="layer_types"),
+    "phi3": Family(
+        partial_key="partial_rotary_factor",
+        only_longrope=True,
+        default_original=4096,
+        sliding="all",
+    ),
     "gemma": Family(default_head_dim=256),
-    "gemma3_text": Family(default_theta=1_000_000.0, default_head_dim=256, per_layer_type=True),
-    "gemma3": Family(default_theta=1_000_000.0, default_head_dim=256, per_layer_type=True, text_section="text_config"),
-    "olmo2": Family(),
+    "gemma3_text": Family(**_GEMMA3),
+    "gemma3": Family(**_GEMMA3, text_section="text_config"),
+    "olmo2": Family(old_two_keys=True),
     "gpt_neox": Family(theta_key="rotary_emb_base", partial_key="rotary_pct", default_partial=0.25),
 }
 

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import ctxext
+from ctxext.checkpoint.families import Family
 from ctxext.checkpoint.rope_config import RopeConfig, read_rope, text_section
-from ctxext.checkpoint.rope_write import write_rope
+from ctxext.checkpoint.rope_write import OLD_TWO_KEY_TYPES, write_rope
 from ctxext.positions import METHODS, get_method
 from ctxext.positions.base import Extension, RopeScaling, check_length, nearest
 
@@ -80,7 +81,7 @@ def plan_patch(
             f"the model is scaled by {rope.scaling.name!r} already ({rope.original_length} -> {rope.window}), and "
             f"{chosen.name!r} on top of it is not defined; use {' or '.join(allowed)}, or start from the unscaled base"
         )
-    notes = _sliding_notes(text_section(config), length, allow_sliding_window)
+    notes = _sliding_notes(text_section(config), rope.family, length, allow_sliding_window)
     extension = Extension(window=rope.window, length=length, rotary_dim=rope.rotary_dim)
     scaling = chosen.extend(rope.scaling, extension, **given)
     written = write_rope(config, rope, scaling, length)
@@ -89,6 +90,12 @@ def plan_patch(
         notes.append(
             f"composes with the {rope.scaling.name} scaling that is there: {length / rope.window:g} times more, "
             f"{length / rope.original_length:g} times the pretrained {rope.original_length} in all"
+        )
+    rope_type = scaling.rope_parameters(rope.rotary_dim, rope.original_length)["rope_type"]
+    if rope.family.old_two_keys and rope_type not in ("default", *OLD_TWO_KEY_TYPES):
+        notes.append(
+            f"transformers 4 refuses to load this: its {config['model_type']} knows only linear and dynamic scaling; "
+            "transformers 5 loads it"
         )
     if not scaling.is_static:
         notes.append(
@@ -134,18 +141,18 @@ def check_geometry(section: dict[str, Any]) -> None:
         raise ValueError(f"num_key_value_heads is {groups}; it must divide num_attention_heads, {heads}")
 
 
-def _sliding_notes(section: dict[str, Any], length: int, allowed: bool) -> list[str]:
+def _sliding_notes(section: dict[str, Any], family: Family, length: int, allowed: bool) -> list[str]:
     """Refuse a model whose every layer slides over less than `length`, unless allowed; return what to say of it.
 
     Raises:
         ValueError: Names the window and the way to go on.
     """
     window = section.get("sliding_window")
-    if window is None:
-        return []
-    if isinstance(window, bool) or not isinstance(window, int) or window < 1:
+    if window is not None and (isinstance(window, bool) or not isinstance(window, int) or window < 1):
         raise ValueError(f"sliding_window is {window!r}; it must be a positive whole number of tokens or null")
-    if window >= length or not every_layer_slides(section):
+    if window is None or window >= length or not every_layer_slides(section, family):
+        if allowed:
+            raise ValueError("--allow-sliding-window has no effect: this model has layers that see all; leave it out")
         return []
     told = f"every layer attends over the last {window} tokens only (sliding_window), whatever the positions say"
     if not allowed:
@@ -156,15 +163,17 @@ def _sliding_notes(section: dict[str, Any], length: int, allowed: bool) -> list[
     return [told]
 
 
-def every_layer_slides(section: dict[str, Any]) -> bool:
+def every_layer_slides(section: dict[str, Any], family: Family) -> bool:
     """Return whether no layer of a model with a `sliding_window` attends over the whole sequence."""
+    if family.sliding in ("none", "all"):
+        return family.sliding == "all"
+    used = family.sliding == "layer_types" or bool(section.get("use_sliding_window"))
     layer_types = section.get("layer_types")
-    if isinstance(layer_types, list) and layer_types:
-        return all(kind == "sliding_attention" for kind in layer_types)
-    if section.get("model_type") in ("qwen2", "qwen3", "qwen3_moe", "smollm3"):
-        slides = bool(section.get("use_sliding_window"))
-        return slides and section.get("model_type") != "smollm3" and section.get("max_window_layers") == 0
-    return section.get("model_type") not in ("gemma3_text",)
+    if family.sliding != "all_if_used" and isinstance(layer_types, list) and layer_types:
+        return used and all(kind == "sliding_attention" for kind in layer_types)
+    if family.sliding == "some_if_used":
+        return used and section.get("max_window_layers") == 0
+    return used and family.sliding == "all_if_used"
 
 
 def _provenance(

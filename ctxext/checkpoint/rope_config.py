@@ -6,15 +6,14 @@ silently fall back to a default base without them. Everything that ctxext writes
 
 from __future__ import annotations
 
-import math
+import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
 from ctxext.checkpoint.families import Family, find_family, nearest_key
+from ctxext.checkpoint.rope_lengths import read_lengths
 from ctxext.checkpoint.rope_parameters import parse_scaling
 from ctxext.positions.base import RopeScaling, check_length, check_number
-from ctxext.positions.rope import Dynamic, Linear, Theta
-from ctxext.positions.rope_by_parts import Yarn
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,18 +68,23 @@ def read_rope(config: dict[str, Any], original_length: int | None = None) -> Rop
     """
     family = find_family(config)
     section = text_section(config)
-    max_length = check_length("max_position_embeddings", require(section, "max_position_embeddings"))
+    max_length = check_length("max_position_embeddings", _max_position_embeddings(section, family))
     provenance = config.get("ctxext")
     if provenance is not None and not isinstance(provenance, dict):
         raise ValueError(f"ctxext is {provenance!r} in config.json; it must be the dict that a patch records")
-    parameters = merged_parameters(section, family)
-    rotary_dim = read_rotary_dim(section, family, parameters)
     top_original = section.get("original_max_position_embeddings")
-    if top_original is not None:
-        check_length("original_max_position_embeddings", top_original)
-    scaling = parse_scaling(parameters, family, max_length, top_original)
+    if top_original is None:
+        top_original = family.default_original
+    readings = read_dialects(section, family)
+    scalings = {
+        key: parse_scaling(parameters, family, max_length, top_original) for key, parameters in readings.items()
+    }
+    _refuse_contradiction(scalings)
+    parameters, scaling = next(iter(readings.values())), next(iter(scalings.values()))
+    rotary_dim = read_rotary_dim(section, family, parameters)
     scaling.inv_freq(rotary_dim, max_length)  # refuses factor lists of the wrong length
-    window, original, ambiguity = _lengths(scaling, max_length, provenance, parameters, original_length)
+    has_original = top_original is not None or "original_max_position_embeddings" in parameters
+    window, original, ambiguity = read_lengths(scaling, max_length, has_original, provenance, original_length)
     return RopeConfig(
         family=family,
         scaling=scaling,
@@ -104,8 +108,15 @@ def require(section: dict[str, Any], key: str) -> Any:
     return section[key]
 
 
-def read_rotary_dim(section: dict[str, Any], family: Family, parameters: dict[str, Any]) -> int:
-    """Return the rotated dimensions of a head: head_dim times the rotated share, an even number.
+def _max_position_embeddings(section: dict[str, Any], family: Family) -> Any:
+    value = section.get("max_position_embeddings")
+    if value is None and family.default_window is not None:
+        return family.default_window
+    return require(section, "max_position_embeddings")
+
+
+def read_head_dim(section: dict[str, Any], family: Family) -> int:
+    """Return the dimensions of a head.
 
     Raises:
         ValueError: Names the key at fault.
@@ -118,24 +129,39 @@ def read_rotary_dim(section: dict[str, Any], family: Family, parameters: dict[st
         if hidden % heads:
             raise ValueError(f"hidden_size is {hidden}; it must be a multiple of num_attention_heads, {heads}")
         head_dim = hidden // heads
-    head_dim = check_length("head_dim", head_dim)
+    return check_length("head_dim", head_dim)
+
+
+def read_rotary_dim(section: dict[str, Any], family: Family, parameters: dict[str, Any]) -> int:
+    """Return the rotated dimensions of a head: head_dim times the rotated share, an even number.
+
+    Raises:
+        ValueError: Names the key at fault.
+    """
+    head_dim = read_head_dim(section, family)
     share = parameters.get("partial_rotary_factor")
     if family.partial_key is None:
         if share not in (None, 1.0):
             raise ValueError(f"partial_rotary_factor is {share!r}; this model type rotates whole heads: leave it out")
         share = 1.0
-    share = check_number("partial_rotary_factor", family.default_partial if share is None else share, above=0.0)
+    name = f"partial_rotary_factor ({family.partial_key})"
+    share = check_number(name, family.default_partial if share is None else share, above=0.0)
     rotary_dim = int(head_dim * share)
     if share > 1 or rotary_dim < 2 or rotary_dim % 2:
         raise ValueError(
-            f"head_dim {head_dim} with partial_rotary_factor {share:g} rotates {rotary_dim} dimensions; it must be an "
-            f"even number from 2 to {head_dim}"
+            f"head_dim is {head_dim} and {name} {share:g}, which rotates {rotary_dim} dimensions; it must be an even "
+            f"number from 2 to {head_dim}"
         )
     return rotary_dim
 
 
+LAYER_KINDS = ("full_attention", "sliding_attention")
+
+
 def dialects(section: dict[str, Any], family: Family) -> dict[str, dict[str, Any]]:
     """Return what each dialect of a config says, by the key that says it; None values count as absent.
+
+    `rope_scaling` comes first: where both are there, that is the one which transformers 4 and 5 read.
 
     Raises:
         ValueError: If one of them is not a dict.
@@ -146,114 +172,70 @@ def dialects(section: dict[str, Any], family: Family) -> dict[str, dict[str, Any
         if value is not None and not isinstance(value, dict):
             raise ValueError(f"{key} is {value!r}; it must be a dict or null")
         if value and key == "rope_parameters" and family.per_layer_type:
-            value = value.get("full_attention")
-            if value is not None and not isinstance(value, dict):
-                raise ValueError(f"rope_parameters.full_attention is {value!r}; it must be a dict or null")
+            value = _full_attention(value)
         if value:
             found[key] = {name: item for name, item in value.items() if item is not None}
     return found
 
 
-def merged_parameters(section: dict[str, Any], family: Family) -> dict[str, Any]:
-    """Return one `rope_parameters` dict, base and rotated share included, from whichever dialects there are.
+def _full_attention(nested: dict[str, Any]) -> dict[str, Any] | None:
+    """Return what `rope_parameters` with one dict for each attention type says of the layers that see everything."""
+    for key, value in nested.items():
+        if key not in (*LAYER_KINDS, "truncate"):
+            guess = nearest_key(key, dict.fromkeys(LAYER_KINDS))
+            raise ValueError(f"rope_parameters has a key {key!r}{guess}; this model type has {', '.join(LAYER_KINDS)}")
+        if key in LAYER_KINDS and value is not None and not isinstance(value, dict):
+            raise ValueError(f"rope_parameters.{key} is {value!r}; it must be a dict or null")
+    full: dict[str, Any] | None = nested.get("full_attention")
+    if full and ("truncate" in full or "truncate" in nested):
+        return {**full, "truncate": nested.get("truncate", True)}  # where transformers 5 reads it
+    return full
+
+
+def read_dialects(section: dict[str, Any], family: Family) -> dict[str, dict[str, Any]]:
+    """Return each dialect as one whole `rope_parameters` dict, base and rotated share included.
+
+    The keys are `rope_scaling` and `rope_parameters`, in this order, or `config` where there is neither.
 
     Raises:
-        ValueError: If the dialects contradict each other; stock transformers 4 and 5 would read different models.
+        ValueError: If one names a base or a share other than the top level does: transformers 4 reads that one.
     """
-    found = dialects(section, family)
     shared = {"rope_theta": section.get(family.theta_key)}
-    if family.partial_key:
-        shared["partial_rotary_factor"] = section.get(family.partial_key)
-    elif section.get("partial_rotary_factor") is not None:
-        shared["partial_rotary_factor"] = section["partial_rotary_factor"]
-    defaults = {"rope_theta": family.default_theta}
+    share_key = family.partial_key or "partial_rotary_factor"
+    shared["partial_rotary_factor"] = section.get(share_key)
+    top = {key: value for key, value in shared.items() if value is not None}
+    names = {"rope_theta": family.theta_key, "partial_rotary_factor": share_key}
     readings: dict[str, dict[str, Any]] = {}
-    for key, parameters in found.items():
-        reading = {k: v for k, v in {**defaults, **_without_none(shared), **parameters}.items() if k != "type"}
-        reading["rope_type"] = parameters.get("rope_type", parameters.get("type", "default"))
+    for key, parameters in (dialects(section, family) or {"config": {}}).items():
+        for name, value in top.items():
+            if name in parameters and parameters[name] != value:
+                raise ValueError(
+                    f"config.json contradicts itself: {names[name]} is {value!r} but {key}.{name} is "
+                    f"{parameters[name]!r}, and loaders differ in which they read; make them equal"
+                )
+        rope_type = parameters.get("rope_type", parameters.get("type", "default"))
+        if parameters.get("type", rope_type) != rope_type:
+            raise ValueError(f"{key} has rope_type {rope_type!r} but type {parameters['type']!r}; make them equal")
+        reading = {"rope_theta": family.default_theta, **top, **parameters, "rope_type": rope_type}
+        reading.pop("type", None)
         readings[key] = reading
-    if len(readings) == 2:
-        _refuse_contradiction(readings["rope_scaling"], readings["rope_parameters"])
-        return {**readings["rope_scaling"], **readings["rope_parameters"]}
-    if readings:
-        reading = next(iter(readings.values()))
-    else:
-        reading = {"rope_type": "default", **defaults, **_without_none(shared)}
-    own = found.get("rope_parameters", {}).get("rope_theta")
-    if own is not None and shared["rope_theta"] is not None and own != shared["rope_theta"]:
-        raise ValueError(
-            f"{family.theta_key} is {shared['rope_theta']!r} but rope_parameters.rope_theta is {own!r}: transformers "
-            "4 would read the first and 5 the second; make them equal"
-        )
-    return reading
+    return readings
 
 
-def _without_none(values: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in values.items() if value is not None}
+def merged_parameters(section: dict[str, Any], family: Family) -> dict[str, Any]:
+    """Return the `rope_parameters` dict that loaders make of a section, base and rotated share included."""
+    return next(iter(read_dialects(section, family).values()))
 
 
-def _refuse_contradiction(old: dict[str, Any], new: dict[str, Any]) -> None:
-    """Refuse two dialects of which one says other than the other; a key that only one has is no contradiction."""
-    for key in old.keys() & new.keys():
-        if old[key] != new[key]:
+def _refuse_contradiction(scalings: dict[str, RopeScaling]) -> None:
+    """Refuse two dialects that mean different things: which of them is read depends on the loader."""
+    if len(scalings) < 2:
+        return
+    old, new = scalings["rope_scaling"], scalings["rope_parameters"]
+    meant = [{"rope_type": scaling.rope_type, **dataclasses.asdict(scaling)} for scaling in (old, new)]
+    for key in meant[0].keys() | meant[1].keys():
+        if meant[0].get(key) != meant[1].get(key):
             raise ValueError(
-                f"config.json contradicts itself: rope_scaling says {key} {old[key]!r}, rope_parameters says "
-                f"{new[key]!r}; delete the wrong one (transformers 5 reads the first, and servers either)"
+                f"config.json contradicts itself: rope_scaling gives {key} {meant[0].get(key)!r}, rope_parameters "
+                f"{meant[1].get(key)!r}, and loaders differ in which they read; delete the wrong one"
             )
-
-
-def _lengths(
-    scaling: RopeScaling,
-    max_length: int,
-    provenance: dict[str, Any] | None,
-    parameters: dict[str, Any],
-    stated: int | None,
-) -> tuple[int, int, str | None]:
-    """Return the window that the model reads now, the one before any scaling, and why they are a guess if they are."""
-    factor = getattr(scaling, "factor", 1.0)
-    original: int = stated if stated is not None else getattr(scaling, "original_max_position_embeddings", max_length)
-    if provenance is not None:
-        return _recorded_lengths(provenance, scaling, max_length)
-    if isinstance(scaling, Theta):
-        return max_length, original, None
-    if isinstance(scaling, Dynamic):
-        return round(max_length * factor), max_length, None
-    if isinstance(scaling, Linear):
-        if stated is not None:
-            return round(stated * factor), stated, None
-        reason = (
-            f"a linear scaling with factor {factor:g} does not say whether max_position_embeddings {max_length} is "
-            "the length before or after it; state the pretrained window with --original-length"
-        )
-        return max_length, max(1, round(max_length / factor)), reason
-    if isinstance(scaling, Yarn) and max_length != original and not math.isclose(factor, max_length / original):
-        reason = (
-            f"the yarn factor {factor:g} is not max_position_embeddings {max_length} over the original {original}: "
-            "transformers 5 reads the factor, transformers 4 the ratio; make them agree"
-        )
-        return max_length, original, reason
-    if max_length != original:
-        return max_length, original, None
-    if stated is None and factor > 1 and "original_max_position_embeddings" not in parameters:
-        reason = (
-            f"the {scaling.name} scaling has no original_max_position_embeddings, so loaders take {max_length} for "
-            "the pretrained window; state it with --original-length"
-        )
-        return max_length, original, reason
-    return round(original * factor), original, None
-
-
-def _recorded_lengths(
-    provenance: dict[str, Any], scaling: RopeScaling, max_length: int
-) -> tuple[int, int, str | None]:
-    """Return the lengths that an earlier patch recorded, with a reason where the config was changed since."""
-    length = check_length("ctxext.length", provenance.get("length"))
-    original = check_length("ctxext.original_length", provenance.get("original_length"))
-    written = original if isinstance(scaling, Dynamic) else length
-    if max_length != written:
-        reason = (
-            f"ctxext recorded length {length}, but max_position_embeddings is {max_length}: the config was changed "
-            "since; restore it, or delete the ctxext entry"
-        )
-        return max_length, original, reason
-    return length, original, None

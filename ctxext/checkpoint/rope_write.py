@@ -6,9 +6,22 @@ import copy
 import math
 from typing import Any
 
-from ctxext.checkpoint.rope_config import RopeConfig, merged_parameters, text_section
+from ctxext.checkpoint.rope_config import LAYER_KINDS, RopeConfig, merged_parameters, read_head_dim, text_section
 from ctxext.positions.base import RopeScaling
 from ctxext.positions.rope import Dynamic, LongRoPE, Theta, longrope_attention_factor
+
+OLD_TWO_KEY_TYPES = ("linear", "dynamic")
+
+# Where they are there, servers take the smallest of these and max_position_embeddings for the model's length.
+_OTHER_LENGTHS = {
+    "max_seq_len",
+    "max_seq_length",
+    "max_sequence_length",
+    "model_max_length",
+    "n_positions",
+    "seq_len",
+    "seq_length",
+}
 
 
 def write_rope(config: dict[str, Any], rope: RopeConfig, scaling: RopeScaling, length: int) -> dict[str, Any]:
@@ -34,6 +47,8 @@ def write_rope(config: dict[str, Any], rope: RopeConfig, scaling: RopeScaling, l
     section[family.theta_key] = scaling.rope_theta
     if "rope_theta" in section:
         section["rope_theta"] = scaling.rope_theta
+    if family.old_two_keys and old["rope_type"] in OLD_TWO_KEY_TYPES:
+        old = {"type": old["rope_type"], "factor": old["factor"]}
     section["rope_scaling"] = None if native.get("rope_type") == "default" else old
     new = dict(native)
     if family.partial_key:
@@ -41,13 +56,17 @@ def write_rope(config: dict[str, Any], rope: RopeConfig, scaling: RopeScaling, l
         section[family.partial_key] = new["partial_rotary_factor"] = share
     if family.per_layer_type:
         new = {**_sliding_parameters(section), "full_attention": new}
+        if "truncate" in native:
+            new["truncate"] = native["truncate"]  # transformers 5.24 reads it here, whatever the attention type
     section["rope_parameters"] = new
     section["max_position_embeddings"] = rope.original_length if isinstance(scaling, Dynamic) else length
     section.pop("original_max_position_embeddings", None)
     if original is not None:
         section["original_max_position_embeddings"] = original
-    if family.writes_head_dim and section.get("head_dim") is None:
-        section["head_dim"] = section["hidden_size"] // section["num_attention_heads"]
+    for key in _OTHER_LENGTHS & section.keys():
+        section[key] = length
+    if section.get("head_dim") is None and (family.writes_head_dim or "head_dim" in section):
+        section["head_dim"] = read_head_dim(section, family)
     return written
 
 
@@ -85,7 +104,7 @@ def _as_three_keys(scaling: RopeScaling, rope: RopeConfig, length: int) -> tuple
 def _sliding_parameters(section: dict[str, Any]) -> dict[str, Any]:
     """Return the entries of the attention types that slide, untouched; from the old dialect where there is no new."""
     parameters = section.get("rope_parameters") or {}
-    others = {key: value for key, value in parameters.items() if key != "full_attention"}
+    others = {key: parameters[key] for key in LAYER_KINDS[1:] if parameters.get(key) is not None}
     if "sliding_attention" not in others:
         theta = section.get("rope_local_base_freq") or 10000.0
         others["sliding_attention"] = {"rope_type": "default", "rope_theta": theta}

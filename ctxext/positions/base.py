@@ -36,21 +36,19 @@ def check_number(name: str, value: object, *, above: float, inclusive: bool = Fa
     allowed = f"a finite number {'of at least' if inclusive else 'above'} {above:g}"
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise ValueError(f"{name} is {value!r}; it must be {allowed}")
-    if value > 1e300 or not math.isfinite(value) or value < above or (value == above and not inclusive):
+    if abs(value) > 1e300 or not math.isfinite(value) or value < above or (value == above and not inclusive):
         raise ValueError(f"{name} is {value!r}; it must be {allowed}")
     return float(value)
 
 
 def check_length(name: str, value: object) -> int:
-    """Return `value` as a positive integer number of tokens.
+    """Return `value` as a positive integer; a float is refused, as loaders do, even where it is whole.
 
     Raises:
         ValueError: Names the key, its value and what is allowed.
     """
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 2**40:
-        raise ValueError(f"{name} is {value!r}; it must be a whole number of tokens from 1 to 2**40")
+        raise ValueError(f"{name} is {value!r}; it must be a whole number (no float) from 1 to 2**40")
     return value
 
 

@@ -106,10 +106,14 @@ def patch(
     plan = plan_patch(model.config.to_dict(), method=method, length=length, original_length=original_length, **options)
     section = text_section(plan.config)
     config = model.config.get_text_config()
+    vars(config).pop("original_max_position_embeddings", None)  # it would override what the new scaling says
     for key in ("rope_parameters", "max_position_embeddings", "head_dim", "original_max_position_embeddings"):
-        if key in section and (section[key] is not None):
+        if section.get(key) is not None:
             setattr(config, key, section[key])
     model.config.ctxext = plan.config["ctxext"]
+    generation = getattr(model, "generation_config", None)
+    if generation is not None and generation.max_length is not None:
+        generation.max_length = length
     config.standardize_rope_params()
     config.validate_rope()
     for name, module in rotary_modules(model).items():

@@ -111,6 +111,32 @@ def patch_command(
     emit(report, as_json, render_patch)
 
 
+@app.command("inspect")
+def inspect_command(checkpoint: Source, as_json: Json = False) -> None:
+    """Say what CHECKPOINT is: method, lengths, wavelengths, and what each loader will read."""
+    from ctxext.checkpoint.inspect import inspect_checkpoint
+    from ctxext.checkpoint.render import render_inspect
+
+    emit(inspect_checkpoint(checkpoint), as_json, render_inspect)
+
+
+@app.command("doctor")
+def doctor_command(
+    checkpoint: Source,
+    fix: Annotated[bool, typer.Option("--fix", help="Repair what has one right answer; old files are kept.")] = False,
+    verify: Annotated[bool, typer.Option(help="Build the model in stock transformers, without weights.")] = True,
+    as_json: Json = False,
+) -> None:
+    """Find what is wrong with CHECKPOINT, one line for each fault; exit 1 if there is any but notices."""
+    from ctxext.checkpoint.doctor import doctor
+    from ctxext.checkpoint.render import render_doctor
+
+    answer = doctor(checkpoint, fix=fix, verify=verify)
+    emit(answer, as_json, render_doctor)
+    if not answer["healthy"]:
+        raise typer.Exit(1)
+
+
 app.add_typer(eval_app, name="eval")
 app.command("compare")(compare)
 app.command("sweep")(sweep)

@@ -29,6 +29,11 @@ _KEYS: dict[str, set[str]] = {
 }
 
 
+def allowed_keys(rope_type: str) -> set[str]:
+    """Return the keys that some loader reads in a scaling of `rope_type`."""
+    return _SHARED_KEYS | _KEYS[rope_type]
+
+
 def parse_scaling(
     parameters: dict[str, Any], family: Family, max_length: int, top_original: int | None
 ) -> RopeScaling:
@@ -49,10 +54,13 @@ def parse_scaling(
     if not isinstance(rope_type, str) or rope_type not in _KEYS:
         guess = nearest(str(rope_type), list(_KEYS))
         raise ValueError(f"rope_type is {rope_type!r}{guess}; ctxext reads {', '.join(_KEYS)}")
-    for key in parameters:
+    for key, value in parameters.items():
         if key not in _SHARED_KEYS | _KEYS[rope_type]:
             allowed = sorted(_SHARED_KEYS | _KEYS[rope_type])
-            raise ValueError(f"the {rope_type} scaling has a key {key!r}{nearest(key, allowed)} that no loader reads")
+            raise ValueError(
+                f"the {rope_type} scaling has a key {key!r}{nearest(key, allowed)}, {value!r}, that no loader reads; "
+                f"correct or delete it: a {rope_type} scaling has {', '.join(allowed)}"
+            )
     theta = check_number("rope_theta", parameters["rope_theta"], above=1.0)
     original = top_original or parameters.get("original_max_position_embeddings") or max_length
     original = check_length("original_max_position_embeddings", original)

@@ -1,0 +1,47 @@
+"""Rewrite a config that something else saved: both dialects, integer lengths, as every ctxext config is written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from ctxext.checkpoint.files import read_json, write_json
+from ctxext.checkpoint.rope_config import read_rope
+from ctxext.checkpoint.rope_write import write_rope
+
+
+def normalized(config: dict[str, Any]) -> dict[str, Any]:
+    """Return a config that says the same to every loader, in both dialects; its length stays as it is.
+
+    Args:
+        config: The parsed `config.json`; not changed.
+
+    Raises:
+        ValueError: If it does not say one thing; names the key at fault.
+    """
+    rope = read_rope(config)
+    return write_rope(config, rope, rope.scaling, rope.max_position_embeddings)
+
+
+def normalize_config(folder: Path) -> bool:
+    """Rewrite the `config.json` of a folder in both dialects, after any save that was not ctxext's own.
+
+    `save_pretrained` of transformers 5 writes `rope_parameters` alone, which transformers 4 does not read. A linked
+    `config.json` is replaced by a file; what it links to stays as it is.
+
+    Args:
+        folder: A checkpoint folder, or an adapter's with the config it was trained with.
+
+    Returns:
+        Whether anything had to be changed.
+
+    Raises:
+        ValueError: If the config does not say one thing; names the key at fault.
+    """
+    path = folder / "config.json"
+    config = read_json(path)
+    written = normalized(config)
+    if written == config:
+        return False
+    write_json(path, written)
+    return True

@@ -146,15 +146,14 @@ def whole_folder(output: Path, force: bool) -> Iterator[Path]:
 
     Raises:
         ValueError: If `output` is a file, is not empty without `force`, or another process is making it now.
+        OSError: If the disk fills, or the folder may not be written to; nothing is left behind then.
     """
-    if output.exists() and not output.is_dir():
-        raise ValueError(f"OUTPUT {output} is a file; name a folder")
-    if output.is_dir() and any(output.iterdir()) and not force:
-        raise ValueError(f"OUTPUT {output} is not empty; choose another folder, or --force to replace it")
+    _refuse_occupied(output, force)
     output.parent.mkdir(parents=True, exist_ok=True)
     partial, previous = (output.with_name(f".{output.name}.ctxext-{kind}") for kind in ("partial", "previous"))
     partial.mkdir(exist_ok=True)
     with _locked(partial):
+        _refuse_occupied(output, force)  # another process may have filled it since
         for entry in partial.iterdir():  # of an attempt that was killed
             shutil.rmtree(entry) if entry.is_dir() and not entry.is_symlink() else entry.unlink()
         if previous.exists() and output.exists():
@@ -166,11 +165,26 @@ def whole_folder(output: Path, force: bool) -> Iterator[Path]:
                 output.rename(previous)
             partial.rename(output)
             _sync_folder(output.parent)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            raise OSError(
+                error.errno,
+                f"the disk is full: OUTPUT {output} was not made and nothing is left behind; free space there, choose "
+                "another place, or have the weights linked (--link hard or symlink)",
+            ) from error
         finally:
             if partial.exists():
                 shutil.rmtree(partial)
         if previous.exists():
             shutil.rmtree(previous)
+
+
+def _refuse_occupied(output: Path, force: bool) -> None:
+    if output.exists() and not output.is_dir():
+        raise ValueError(f"OUTPUT {output} is a file; name a folder")
+    if output.is_dir() and any(output.iterdir()) and not force:
+        raise ValueError(f"OUTPUT {output} is not empty; choose another folder, or --force to replace it")
 
 
 @contextlib.contextmanager

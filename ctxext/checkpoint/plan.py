@@ -115,15 +115,17 @@ def _check_options(method: type[RopeScaling], given: dict[str, Any]) -> None:
             raise ValueError(f"--{name} has no effect with method {method.name!r}{guess}; {has}")
 
 
-COUNTS = (
-    "hidden_size",
-    "intermediate_size",
-    "num_hidden_layers",
-    "num_attention_heads",
-    "num_key_value_heads",
-    "head_dim",
-    "vocab_size",
-)
+# The largest that a config may say; transformers spells out a name for each label, so a wild number eats the memory.
+COUNTS = {
+    "hidden_size": 2**31 - 1,
+    "intermediate_size": 2**31 - 1,
+    "num_hidden_layers": 2**16,
+    "num_attention_heads": 2**31 - 1,
+    "num_key_value_heads": 2**31 - 1,
+    "head_dim": 2**31 - 1,
+    "vocab_size": 2**31 - 1,
+    "num_labels": 2**20,
+}
 
 
 def check_geometry(section: dict[str, Any]) -> None:
@@ -132,10 +134,10 @@ def check_geometry(section: dict[str, Any]) -> None:
     Raises:
         ValueError: Names the key, its value and what is allowed.
     """
-    for key in COUNTS:
+    for key, largest in COUNTS.items():
         value = section.get(key)
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < 2**31):
-            raise ValueError(f"{key} is {value!r}; it must be a whole number from 1 to 2**31 - 1")
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= largest):
+            raise ValueError(f"{key} is {value!r}; it must be a whole number from 1 to {largest}")
     heads, groups = section.get("num_attention_heads"), section.get("num_key_value_heads")
     if heads and groups and heads % groups:
         raise ValueError(f"num_key_value_heads is {groups}; it must divide num_attention_heads, {heads}")

@@ -173,8 +173,9 @@ def dialects(section: dict[str, Any], family: Family) -> dict[str, dict[str, Any
             raise ValueError(f"{key} is {value!r}; it must be a dict or null")
         if value and key == "rope_parameters" and family.per_layer_type:
             value = _full_attention(value)
-        if value:
-            found[key] = {name: item for name, item in value.items() if item is not None}
+        said = {name: item for name, item in (value or {}).items() if item is not None}
+        if said:
+            found[key] = said
     return found
 
 

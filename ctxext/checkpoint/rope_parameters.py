@@ -62,7 +62,7 @@ def parse_scaling(
                 f"correct or delete it: a {rope_type} scaling has {', '.join(allowed)}"
             )
     theta = check_number("rope_theta", parameters["rope_theta"], above=1.0)
-    original = top_original or parameters.get("original_max_position_embeddings") or max_length
+    original = parameters.get("original_max_position_embeddings", max_length) if top_original is None else top_original
     original = check_length("original_max_position_embeddings", original)
     return _PARSERS[rope_type](parameters, theta, max_length, original)
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ctxext.checkpoint.files import read_json, weight_files
-from ctxext.checkpoint.plan import check_geometry
+from ctxext.checkpoint.files import read_json, weight_files, write_json
+from ctxext.checkpoint.plan import COUNTS, check_geometry
 from ctxext.checkpoint.rope_config import read_rope, text_section
 
 if TYPE_CHECKING:
@@ -42,12 +43,14 @@ def verify_checkpoint(folder: Path) -> None:
     check_geometry(section)
     rope = read_rope(raw)
     shapes = tensor_shapes(folder)
-    _check_layers(section, shapes)
-    model, config = _build(folder)
-    _check_shapes(model, shapes, section)
+    _check_layers(section.get("num_hidden_layers"), shapes)
+    model, config = _build(folder, raw)
+    text_config = config.get_text_config()
+    _check_layers(text_config.num_hidden_layers, shapes)  # the default's, where the config names none
+    if getattr(config, "quantization_config", None) is None:  # quantized weights are packed into other shapes
+        _check_shapes(model, shapes, text_config)
     from ctxext.positions.live import check_frequencies, rotary_modules
 
-    text_config = config.get_text_config()
     live = _modules([type(module)(config=text_config) for module in rotary_modules(model).values()])
     check_frequencies(live, rope.scaling, rope.rotary_dim, rope.window)
 
@@ -58,19 +61,57 @@ def _modules(modules: list[nn.Module]) -> nn.Module:
     return nn.ModuleList(modules)
 
 
-def _build(folder: Path) -> tuple[nn.Module, Any]:
-    """Return the model that stock transformers builds from a folder's config, on the meta device, and the config."""
+def _build(folder: Path, raw: dict[str, Any]) -> tuple[nn.Module, Any]:
+    """Return the model that stock transformers builds from a folder's config, on the meta device, and the config.
+
+    Raises:
+        ValueError: If it cannot; names the keys that it stumbles over.
+    """
+    refusal = _refusal(folder)
+    if refusal is not None:
+        told = ", ".join(f"{key} {value!r}" for key, value in _culprits(folder, raw).items())
+        reason = " ".join(str(refusal).split())
+        raise ValueError(
+            f"transformers cannot load this config.json because of {told}: {type(refusal).__name__}: {reason}"
+        ) from refusal
+    return _model(folder)
+
+
+def _model(folder: Path) -> tuple[nn.Module, Any]:
     import torch
-    from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers.quantizers.auto import AutoHfQuantizer
+
+    config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    if hasattr(config, "quantization_config"):
+        AutoHfQuantizer.supports_quant_method(config.quantization_config)  # raises as from_pretrained does
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(config), config
+
+
+def _refusal(folder: Path) -> Exception | None:
+    """Return what stock transformers raises for a folder's config, or None where it builds the model."""
+    from huggingface_hub.errors import StrictDataclassError
 
     try:
-        config = AutoConfig.from_pretrained(folder)
-        with torch.device("meta"):
-            return AutoModelForCausalLM.from_config(config), config
+        _model(folder)
     except (*_REFUSALS, StrictDataclassError) as error:
-        told = " ".join(str(error).split())
-        raise ValueError(f"transformers cannot load this config.json: {type(error).__name__}: {told}") from error
+        return error
+    return None
+
+
+def _culprits(folder: Path, raw: dict[str, Any]) -> dict[str, Any]:
+    """Return the entries of a refused config without any of which it would load: a least config that is refused."""
+    least = dict(raw)
+    sized = {key for key in COUNTS if raw.get(key) is not None}  # checked already, and their defaults are large
+    candidates = [key for key in raw if key != "model_type" and key not in sized]
+    with tempfile.TemporaryDirectory() as scratch:
+        for key in candidates:
+            trial = {name: value for name, value in least.items() if name != key}
+            write_json(Path(scratch) / "config.json", trial)
+            if _refusal(Path(scratch)) is not None:
+                least = trial
+    return {key: least[key] for key in candidates if key in least}
 
 
 def tensor_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
@@ -93,28 +134,20 @@ def tensor_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def _check_layers(section: dict[str, Any], shapes: dict[str, tuple[int, ...]]) -> None:
+def _check_layers(wanted: Any, shapes: dict[str, tuple[int, ...]]) -> None:
     """Refuse a config that names more layers than the weights have: stock transformers would make the rest up."""
     names = [name for name in shapes if ".layers." in name and "vision" not in name]
     layers = {int(name.split(".layers.")[1].split(".")[0]) for name in names}
-    wanted = section.get("num_hidden_layers")
     if layers and isinstance(wanted, int) and wanted != max(layers) + 1:
         raise ValueError(f"num_hidden_layers is {wanted}; the weights have {max(layers) + 1} layers")
 
 
-def _check_shapes(model: nn.Module, shapes: dict[str, tuple[int, ...]], section: dict[str, Any]) -> None:
+def _check_shapes(model: nn.Module, shapes: dict[str, tuple[int, ...]], text_config: Any) -> None:
     """Refuse a config whose model has other shapes than the weights."""
     prefix = getattr(model, "base_model_prefix", "model")
     for name, tensor in model.state_dict().items():
         stored = shapes.get(name, shapes.get(name.removeprefix(f"{prefix}.")))
         if stored is not None and stored != tuple(tensor.shape):
-            sizes = (
-                "hidden_size",
-                "intermediate_size",
-                "num_attention_heads",
-                "num_key_value_heads",
-                "head_dim",
-                "vocab_size",
-            )
-            told = ", ".join(f"{key} {section[key]}" for key in sizes if section.get(key) is not None)
+            sizes = {key: getattr(text_config, key, None) for key in COUNTS if key != "num_labels"}
+            told = ", ".join(f"{key} {value}" for key, value in sizes.items() if value is not None)
             raise ValueError(f"config.json ({told}) makes {name} {tuple(tensor.shape)}; the weights have {stored}")

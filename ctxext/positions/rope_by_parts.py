@@ -56,7 +56,10 @@ class Yarn(RopeScaling):
         check_length("original_max_position_embeddings", self.original_max_position_embeddings)
         check_number("attention_factor", self.attention_factor, above=0.0)
         check_number("beta_slow", self.beta_slow, above=0.0)
-        check_number("beta_fast", self.beta_fast, above=self.beta_slow)
+        if check_number("beta_fast", self.beta_fast, above=0.0) <= self.beta_slow:
+            raise ValueError(
+                f"beta_fast is {self.beta_fast:g} and beta_slow {self.beta_slow:g}; beta_fast must be the larger"
+            )
         if not isinstance(self.truncate, bool):
             raise ValueError(f"truncate is {self.truncate!r}; it must be true or false")
 
@@ -179,7 +182,11 @@ class Llama3(RopeScaling):
         check_number("factor", self.factor, above=1.0, inclusive=True)
         check_length("original_max_position_embeddings", self.original_max_position_embeddings)
         check_number("low_freq_factor", self.low_freq_factor, above=0.0)
-        check_number("high_freq_factor", self.high_freq_factor, above=self.low_freq_factor)
+        if check_number("high_freq_factor", self.high_freq_factor, above=0.0) <= self.low_freq_factor:
+            raise ValueError(
+                f"high_freq_factor is {self.high_freq_factor:g} and low_freq_factor {self.low_freq_factor:g}; "
+                "high_freq_factor must be the larger"
+            )
 
     def inv_freq(self, rotary_dim: int, seq_len: int | None = None) -> FloatArray:
         """Return (1 - g) * theta_j / s + g * theta_j, g ramping over rotations: `(ceil(rotary_dim / 2),)`."""

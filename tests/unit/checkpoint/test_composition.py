@@ -66,7 +66,9 @@ def test_llama31_llama3_scaling_is_restated() -> None:
 
 def test_llama31_ntk_raises_the_base_and_keeps_the_scaling() -> None:
     planned = plan(LLAMA31, "ntk", 262144)
-    assert planned.scaling == Llama3(rope_theta=5e5 * 2 ** (16 / 14), factor=8.0, original_max_position_embeddings=8192)
+    assert planned.scaling == Llama3(
+        rope_theta=5e5 * 2 ** (16 / 14), factor=8.0, original_max_position_embeddings=8192
+    )
     ratio = planned.scaling.inv_freq(16) / read_rope(LLAMA31).scaling.inv_freq(16)
     assert ratio[0] == 1.0 and ratio[-1] == pytest.approx(0.5)
     assert read_rope(planned.config).scaling == planned.scaling
@@ -137,7 +139,9 @@ def linear_source(max_length: int) -> dict[str, Any]:
 
 
 def test_linear_without_provenance_is_ambiguous() -> None:
-    with pytest.raises(ValueError, match="factor 4 does not say whether max_position_embeddings 8192 .* --original-len"):
+    with pytest.raises(
+        ValueError, match="factor 4 does not say whether max_position_embeddings 8192 .* --original-len"
+    ):
         plan(linear_source(8192), "linear", 65536)
 
 
@@ -304,7 +308,10 @@ def test_dialects_are_read_right(changes: dict[str, Any], scaling: object) -> No
             },
             "rope_scaling gives beta_fast 32.0, rope_parameters 16",
         ),
-        ({"rope_scaling": {"rope_type": "linear", "type": "yarn", "factor": 2.0}}, "rope_type 'linear' but type 'yarn'"),
+        (
+            {"rope_scaling": {"rope_type": "linear", "type": "yarn", "factor": 2.0}},
+            "rope_type 'linear' but type 'yarn'",
+        ),
         ({"rope_scaling": {"type": "linear", "factr": 2.0}}, r"has a key 'factr' \(did you mean 'factor'\?\)"),
         ({"rope_scaling": {"type": "linaer", "factor": 2.0}}, r"rope_type is 'linaer' \(did you mean 'linear'\?\)"),
         ({"rope_scaling": {"type": "yarn"}}, "the yarn scaling has no factor, which it needs"),

@@ -184,5 +184,3 @@ def test_transformers_4_reads_the_same_frequencies(
             if not np.allclose(frequencies, wanted, rtol=1e-5, atol=0) or abs(factor - wanted_factor) > 1e-5:
                 wrong.append(f"{family} {method} at {seq_len}: {frequencies} {factor}, not {wanted} {wanted_factor}")
     assert not wrong, "\n".join(wrong)
-
-

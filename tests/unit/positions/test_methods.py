@@ -46,7 +46,9 @@ def test_alias_and_names() -> None:
 
 
 def test_unknown_method_names_the_nearest_and_all() -> None:
-    with pytest.raises(ValueError, match=r"unknown method 'yran' \(did you mean 'yarn'\?\); methods are linear, theta"):
+    with pytest.raises(
+        ValueError, match=r"unknown method 'yran' \(did you mean 'yarn'\?\); methods are linear, theta"
+    ):
         get_method("yran")
     with pytest.raises(ValueError, match="unknown method 'zzzz'; methods are"):
         get_method("zzzz")
@@ -101,11 +103,15 @@ def test_theta_suggests_the_ntk_value() -> None:
 @pytest.mark.parametrize(
     ("method", "options", "told"),
     [
-        ("yarn", {"beta_fast": 0.5}, "beta_fast is 0.5; it must be a finite number above 1"),
+        ("yarn", {"beta_fast": 0.5}, "beta_fast is 0.5 and beta_slow 1; beta_fast must be the larger"),
         ("yarn", {"beta_slow": -1.0}, "beta_slow is -1.0; it must be a finite number above 0"),
         ("yarn", {"truncate": "no"}, "truncate is 'no'; it must be true or false"),
         ("yarn", {"attention_factor": float("nan")}, "attention_factor is nan; it must be a finite number"),
-        ("llama3", {"high_freq_factor": 1.0}, "high_freq_factor is 1.0; it must be a finite number above 1"),
+        (
+            "llama3",
+            {"high_freq_factor": 1.0},
+            "high_freq_factor is 1 and low_freq_factor 1; high_freq_factor must be the larger",
+        ),
         ("theta", {"rope_theta": "1e6"}, "rope_theta is '1e6'; it must be a finite number above 1"),
         ("longrope", {}, "needs --long-factor: 4 numbers"),
         ("longrope", {"long_factor": (1.0, 2.0)}, "long_factor has 2 numbers; this model needs 4"),
@@ -159,7 +165,9 @@ def test_check_number_refuses(value: object) -> None:
 
 @pytest.mark.parametrize("value", [True, "8", None, 4096.0, 8.5, float("nan"), 0, -1, 2**41, 10**400, [1]])
 def test_check_length_refuses(value: object) -> None:
-    with pytest.raises(ValueError, match=r"^some_key is .*; it must be a whole number \(no float\) from 1 to 2\*\*40$"):
+    with pytest.raises(
+        ValueError, match=r"^some_key is .*; it must be a whole number \(no float\) from 1 to 2\*\*40$"
+    ):
         check_length("some_key", value)
 
 
@@ -183,6 +191,10 @@ def test_factors_from_a_list_and_a_file(tmp_path: Any) -> None:
 
 def test_options_of_a_command_line() -> None:
     assert parse_options(["beta-fast=16", "word=fast", "flag=true"]) == {"beta_fast": 16, "word": "fast", "flag": True}
-    for pairs, told in ((["x"], "is not NAME=VALUE"), (["1x=2"], "is not NAME=VALUE"), (["a=1", "a=2"], "given twice")):
+    for pairs, told in (
+        (["x"], "is not NAME=VALUE"),
+        (["1x=2"], "is not NAME=VALUE"),
+        (["a=1", "a=2"], "given twice"),
+    ):
         with pytest.raises(ValueError, match=told):
             parse_options(pairs)

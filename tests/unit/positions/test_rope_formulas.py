@@ -34,7 +34,9 @@ def agree(ours: RopeScaling, dim: int, reference: tuple[np.ndarray, float], seq_
 @given(HEADS, THETAS, FACTORS)
 def test_linear(head: tuple[int, float], theta: float, factor: float) -> None:
     dim, partial = head
-    agree(Linear(rope_theta=theta, factor=factor), dim, stock("linear", dim, theta, 2048, None, partial, factor=factor))
+    agree(
+        Linear(rope_theta=theta, factor=factor), dim, stock("linear", dim, theta, 2048, None, partial, factor=factor)
+    )
 
 
 @examples

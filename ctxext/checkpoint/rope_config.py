@@ -172,14 +172,14 @@ def dialects(section: dict[str, Any], family: Family) -> dict[str, dict[str, Any
         if value is not None and not isinstance(value, dict):
             raise ValueError(f"{key} is {value!r}; it must be a dict or null")
         if value and key == "rope_parameters" and family.per_layer_type:
-            value = _full_attention(value)
+            value = _full_attention(value, section.get("rope_local_base_freq"))
         said = {name: item for name, item in (value or {}).items() if item is not None}
         if said:
             found[key] = said
     return found
 
 
-def _full_attention(nested: dict[str, Any]) -> dict[str, Any] | None:
+def _full_attention(nested: dict[str, Any], local_theta: Any) -> dict[str, Any] | None:
     """Return what `rope_parameters` with one dict for each attention type says of the layers that see everything."""
     for key, value in nested.items():
         if key not in (*LAYER_KINDS, "truncate"):
@@ -187,6 +187,13 @@ def _full_attention(nested: dict[str, Any]) -> dict[str, Any] | None:
             raise ValueError(f"rope_parameters has a key {key!r}{guess}; this model type has {', '.join(LAYER_KINDS)}")
         if key in LAYER_KINDS and value is not None and not isinstance(value, dict):
             raise ValueError(f"rope_parameters.{key} is {value!r}; it must be a dict or null")
+    new_theta = (nested.get("sliding_attention") or {}).get("rope_theta", local_theta)
+    if local_theta is not None and new_theta != local_theta:
+        raise ValueError(
+            f"config.json contradicts itself: rope_local_base_freq is {local_theta!r} but "
+            f"rope_parameters.sliding_attention.rope_theta is {new_theta!r}, and loaders differ in which they read; "
+            "make them equal"
+        )
     full: dict[str, Any] | None = nested.get("full_attention")
     if full and ("truncate" in full or "truncate" in nested):
         return {**full, "truncate": nested.get("truncate", True)}  # where transformers 5 reads it

@@ -6,7 +6,7 @@ import copy
 import math
 from typing import Any
 
-from ctxext.checkpoint.rope_config import LAYER_KINDS, RopeConfig, merged_parameters, read_head_dim, text_section
+from ctxext.checkpoint.rope_config import RopeConfig, merged_parameters, read_head_dim, text_section
 from ctxext.positions.base import RopeScaling
 from ctxext.positions.rope import Dynamic, LongRoPE, Theta, longrope_attention_factor
 
@@ -55,7 +55,9 @@ def write_rope(config: dict[str, Any], rope: RopeConfig, scaling: RopeScaling, l
         share = merged_parameters(text_section(config), family).get("partial_rotary_factor", family.default_partial)
         section[family.partial_key] = new["partial_rotary_factor"] = share
     if family.per_layer_type:
-        new = {**_sliding_parameters(section), "full_attention": new}
+        sliding = _sliding_parameters(section)
+        section["rope_local_base_freq"] = sliding["rope_theta"]  # where transformers 4 reads it
+        new = {"sliding_attention": sliding, "full_attention": new}
         if "truncate" in native:
             new["truncate"] = native["truncate"]  # transformers 5.24 reads it here, whatever the attention type
     section["rope_parameters"] = new
@@ -102,10 +104,7 @@ def _as_three_keys(scaling: RopeScaling, rope: RopeConfig, length: int) -> tuple
 
 
 def _sliding_parameters(section: dict[str, Any]) -> dict[str, Any]:
-    """Return the entries of the attention types that slide, untouched; from the old dialect where there is no new."""
-    parameters = section.get("rope_parameters") or {}
-    others = {key: parameters[key] for key in LAYER_KINDS[1:] if parameters.get(key) is not None}
-    if "sliding_attention" not in others:
-        theta = section.get("rope_local_base_freq") or 10000.0
-        others["sliding_attention"] = {"rope_type": "default", "rope_theta": theta}
-    return others
+    """Return what the layers that slide turn with, untouched; from the old dialect where there is no new one."""
+    given = (section.get("rope_parameters") or {}).get("sliding_attention") or {}
+    theta = section.get("rope_local_base_freq") or 10000.0
+    return {"rope_type": "default", "rope_theta": theta, **given}

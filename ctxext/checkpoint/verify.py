@@ -67,37 +67,32 @@ def _build(folder: Path, raw: dict[str, Any]) -> tuple[nn.Module, Any]:
     Raises:
         ValueError: If it cannot; names the keys that it stumbles over.
     """
-    refusal = _refusal(folder)
-    if refusal is not None:
+    built = _try_to_build(folder)
+    if isinstance(built, Exception):
         told = ", ".join(f"{key} {value!r}" for key, value in _culprits(folder, raw).items())
-        reason = " ".join(str(refusal).split())
+        reason = " ".join(str(built).split())
         raise ValueError(
-            f"transformers cannot load this config.json because of {told}: {type(refusal).__name__}: {reason}"
-        ) from refusal
-    return _model(folder)
+            f"transformers cannot load this config.json because of {told}: {type(built).__name__}: {reason}"
+        ) from built
+    return built
 
 
-def _model(folder: Path) -> tuple[nn.Module, Any]:
+def _try_to_build(folder: Path) -> tuple[nn.Module, Any] | Exception:
+    """Return the model and the config, or what stock transformers raises instead."""
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
-    from transformers.quantizers.auto import AutoHfQuantizer
-
-    config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
-    if hasattr(config, "quantization_config"):
-        AutoHfQuantizer.supports_quant_method(config.quantization_config)  # raises as from_pretrained does
-    with torch.device("meta"):
-        return AutoModelForCausalLM.from_config(config), config
-
-
-def _refusal(folder: Path) -> Exception | None:
-    """Return what stock transformers raises for a folder's config, or None where it builds the model."""
     from huggingface_hub.errors import StrictDataclassError
+    from transformers import AutoConfig, AutoModelForCausalLM
 
     try:
-        _model(folder)
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        if hasattr(config, "quantization_config"):
+            from transformers.quantizers.auto import AutoHfQuantizer
+
+            AutoHfQuantizer.supports_quant_method(config.quantization_config)  # raises as from_pretrained does
+        with torch.device("meta"):
+            return AutoModelForCausalLM.from_config(config), config
     except (*_REFUSALS, StrictDataclassError) as error:
         return error
-    return None
 
 
 def _culprits(folder: Path, raw: dict[str, Any]) -> dict[str, Any]:
@@ -109,7 +104,7 @@ def _culprits(folder: Path, raw: dict[str, Any]) -> dict[str, Any]:
         for key in candidates:
             trial = {name: value for name, value in least.items() if name != key}
             write_json(Path(scratch) / "config.json", trial)
-            if _refusal(Path(scratch)) is not None:
+            if isinstance(_try_to_build(Path(scratch)), Exception):
                 least = trial
     return {key: least[key] for key in candidates if key in least}
 

@@ -88,7 +88,9 @@ def patch(
     """Extend a model in memory, as `ctxext patch` does a checkpoint; changes and returns `model`.
 
     The config is changed and the rotary modules are rebuilt from it in float32, whatever the model's dtype; then the
-    live frequencies are compared with the formula's. Save the model through `ctxext.checkpoint` to have both dialects.
+    live frequencies are compared with the formula's. Cast a model before this, not after: `model.bfloat16()` rounds
+    the frequencies too, which `from_pretrained(dtype=...)` does not. `save_pretrained` writes the dialect of
+    transformers 5 only; `ctxext.checkpoint.normalize` adds the other.
 
     Args:
         model: A RoPE model of a supported family.

@@ -375,3 +375,17 @@ def test_olmo2_says_what_transformers_4_refuses() -> None:
     assert plan(config, "linear", 512).config["rope_scaling"] == {"type": "linear", "factor": 4.0}
     assert noted(plan(config, "yarn", 512), "transformers 4 refuses to load this: its olmo2")
     assert not noted(plan(config, "ntk", 512), "transformers 4")
+
+
+def test_gemma3_local_theta_is_kept_for_both_versions() -> None:
+    config = llama_config(model_type="gemma3_text", rope_theta=None)
+    new = {"sliding_attention": {"rope_theta": 2e4}, "full_attention": {"rope_type": "default", "rope_theta": 5e5}}
+    written = plan({**config, "rope_parameters": new}, "linear", 512).config
+    assert written["rope_local_base_freq"] == written["rope_parameters"]["sliding_attention"]["rope_theta"] == 2e4
+    old = plan({**config, "rope_local_base_freq": 2e4, "rope_theta": 5e5}, "linear", 512).config
+    assert {**old, "ctxext": 0} == {**written, "ctxext": 0}
+    with pytest.raises(ValueError, match="rope_local_base_freq is 10000.0 but rope_parameters.sliding_attention"):
+        plan({**config, "rope_parameters": new, "rope_local_base_freq": 1e4}, "linear", 512)
+    for key, told in (("sliding_attention", "is 3; it must be a dict"), ("full_atention", r"mean 'full_attention'\?")):
+        with pytest.raises(ValueError, match=told):
+            plan({**config, "rope_parameters": {key: 3}}, "linear", 512)

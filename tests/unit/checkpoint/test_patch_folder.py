@@ -262,6 +262,26 @@ def test_config_of_another_model(llama: Path, tmp_path: Path) -> None:
     refused(source, tmp_path / "out", "num_hidden_layers is 32; the weights have 2 layers")
 
 
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"pad_token_id": 97}, "pad_token_id is 97; it must be below vocab_size, 97"),
+        ({"num_labels": 2**30}, "num_labels is 1073741824; it must be a whole number from 1 to 1048576"),
+        ({"num_key_value_heads": 3}, "num_key_value_heads is 3; it must divide num_attention_heads, 4"),
+        ({"hidden_size": -64}, "hidden_size is -64; it must be a whole number"),
+        (
+            {"hidden_act": "sliu", "num_labels": 2},
+            "cannot load this config.json because of hidden_act 'sliu': KeyError",
+        ),
+        ({"quantization_config": {"bits": 4}}, "because of quantization_config {'bits': 4}: ValueError"),
+        ({"num_labels": None, "id2label": 5}, "because of id2label 5"),
+    ],
+)
+def test_configs_that_no_model_can_have(llama: Path, tmp_path: Path, changes: dict[str, Any], told: str) -> None:
+    source = with_config(llama, tmp_path / "source", llama_config(**changes))
+    refused(source, tmp_path / "out", told)
+
+
 def test_hub_cache_snapshot(llama: Path, tmp_path: Path) -> None:
     """A snapshot folder of links into blobs, as huggingface_hub lays it out."""
     cache = tmp_path / "models--org--name"

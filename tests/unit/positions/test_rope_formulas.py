@@ -150,7 +150,7 @@ def test_linear_divides_every_frequency() -> None:
 
 
 def test_ntk_base_by_hand() -> None:
-    """d = 4 makes the exponent d / (d - 2) two: base 100 for s = 8 becomes 6400, lowest frequency 1/10 becomes 1/80."""
+    """d = 4 makes the exponent d / (d - 2) two: base 100 for s = 8 becomes 6400, and the lowest frequency 1/80."""
     scaling = NTK.extend(Theta(rope_theta=100.0), Extension(window=10, length=80, rotary_dim=4))
     assert scaling.rope_theta == pytest.approx(6400.0)
     np.testing.assert_allclose(scaling.inv_freq(4), [1.0, 1 / 80], rtol=1e-12)

@@ -70,13 +70,27 @@ def inspect_checkpoint(source: str | Path) -> dict[str, Any]:
 
 def _wavelengths(rope: RopeConfig, length: int) -> dict[str, Any]:
     """Return the wavelengths 2 pi / theta_j before any scaling and as they are for a sequence of `length` tokens."""
-    before = unscaled_inv_freq(rope.scaling.rope_theta, rope.rotary_dim)
+    theta = _base_before(rope)
     after = rope.scaling.inv_freq(rope.rotary_dim, length)
+    before = None if theta is None else unscaled_inv_freq(theta, rope.rotary_dim)
     return {
-        "count": len(before),
-        "before": _spread(before, rope.original_length),
+        "count": len(after),
+        "before": None if before is None else _spread(before, rope.original_length),
         "after": _spread(after, rope.original_length),
     }
+
+
+def _base_before(rope: RopeConfig) -> float | None:
+    """Return the base that the model was pretrained with, or None where a patch replaced it without a trace."""
+    record = rope.provenance or {}
+    steps = [*record.get("history", []), record]
+    changes = [step for step in steps if isinstance(step, dict) and step.get("method") in ("theta", "ntk")]
+    if not changes:
+        return rope.scaling.rope_theta
+    if any(step.get("method") == "theta" for step in changes) or rope.rotary_dim <= 2:
+        return None
+    stretch = math.prod(float(step["factor"]) for step in changes)
+    return rope.scaling.rope_theta / stretch ** (rope.rotary_dim / (rope.rotary_dim - 2))
 
 
 def _spread(frequencies: FloatArray, window: int) -> dict[str, Any]:

@@ -123,7 +123,8 @@ def _or_refused(loader: str, read: Callable[[dict[str, Any]], LoaderReading], co
     try:
         reading = read(config)
         if reading.scaling is not None:
-            reading.scaling.inv_freq(reading.rotary_dim, reading.length)  # refuses lists of the wrong length
+            for length in (1, reading.length):  # refuses lists of the wrong length
+                reading.scaling.inv_freq(reading.rotary_dim, length)
     except (ValueError, OverflowError) as error:
         return LoaderReading(loader=loader, supported=False, problems=(str(error),))
     return replace(reading, loader=loader)
@@ -137,6 +138,8 @@ def _transformers5(config: dict[str, Any]) -> LoaderReading:
     parameters = _merged5(section, family)
     rope_type = parameters.get("rope_type", parameters.get("type", "default"))
     if family.only_longrope and rope_type in ("su", "yarn"):
+        if ORIGINAL not in parameters:
+            raise ValueError(f"the {rope_type} scaling has no {ORIGINAL}; phi3 in transformers 5 wants longrope for it")
         rope_type = "longrope"
     original = parameters.get(ORIGINAL, max_length)
     if family.only_longrope:

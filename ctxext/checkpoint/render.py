@@ -53,7 +53,9 @@ def render_inspect(answer: dict[str, Any]) -> str:
         _line("head", f"{answer['head_dim']} dimensions, {answer['rotary_dim']} rotated ({waves['count']} pairs)"),
         _line("wavelengths", _spread(waves["after"], waves["count"], answer["original_length"])),
     ]
-    if waves["before"] != waves["after"]:
+    if waves["before"] is None:
+        lines.append(_line("  before scaling", "not recorded: the base was replaced"))
+    elif waves["before"] != waves["after"]:
         lines.append(_line("  before scaling", _spread(waves["before"], waves["count"], answer["original_length"])))
     limits = [
         f"{name} {answer[key] if answer[key] is not None else 'none'}"

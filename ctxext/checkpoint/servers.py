@@ -50,7 +50,7 @@ def read_as_vllm(config: dict[str, Any], length: int) -> LoaderReading:
     supported = True
     if isinstance(scaling, Dynamic):
         supported = False
-        problems.append("unsupported: its dynamic scaling is fixed at the unscaled base and ends at the old window")
+        problems.append("dynamic scaling is static there, fixed at the unscaled base, and ends at the old window")
         flags = _fixed_dynamic(scaling, reading, config, length)
     elif isinstance(scaling, LongRoPE):
         original = text_section(config).get(ORIGINAL)

@@ -138,12 +138,20 @@ def check_geometry(section: dict[str, Any]) -> None:
         value = section.get(key)
         if value is not None and (isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= largest):
             raise ValueError(f"{key} is {value!r}; it must be a whole number from 1 to {largest}")
-    padding, vocabulary = section.get("pad_token_id"), section.get("vocab_size")
-    if isinstance(padding, int) and vocabulary and not -vocabulary <= padding < vocabulary:
-        raise ValueError(f"pad_token_id is {padding}; it must be below vocab_size, {vocabulary}")
+    check_padding(section.get("pad_token_id"), section.get("vocab_size"))
     heads, groups = section.get("num_attention_heads"), section.get("num_key_value_heads")
     if heads and groups and heads % groups:
         raise ValueError(f"num_key_value_heads is {groups}; it must divide num_attention_heads, {heads}")
+
+
+def check_padding(padding: Any, vocabulary: int | None) -> None:
+    """Refuse a padding token that the embedding has no row for.
+
+    Raises:
+        ValueError: Names the key, its value and what is allowed.
+    """
+    if isinstance(padding, int) and vocabulary and not -vocabulary <= padding < vocabulary:
+        raise ValueError(f"pad_token_id is {padding}; it must be below vocab_size, {vocabulary}")
 
 
 def _sliding_notes(section: dict[str, Any], family: Family, length: int, allowed: bool) -> list[str]:

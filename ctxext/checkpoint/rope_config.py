@@ -6,7 +6,6 @@ silently fall back to a default base without them. Everything that ctxext writes
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
@@ -79,7 +78,7 @@ def read_rope(config: dict[str, Any], original_length: int | None = None) -> Rop
     scalings = {
         key: parse_scaling(parameters, family, max_length, top_original) for key, parameters in readings.items()
     }
-    _refuse_contradiction(scalings)
+    _refuse_contradiction(readings, scalings)
     parameters, scaling = next(iter(readings.values())), next(iter(scalings.values()))
     rotary_dim = read_rotary_dim(section, family, parameters)
     scaling.inv_freq(rotary_dim, max_length)  # refuses factor lists of the wrong length
@@ -184,7 +183,9 @@ def _full_attention(nested: dict[str, Any], local_theta: Any) -> dict[str, Any] 
     for key, value in nested.items():
         if key not in (*LAYER_KINDS, "truncate"):
             guess = nearest_key(key, dict.fromkeys(LAYER_KINDS))
-            raise ValueError(f"rope_parameters has a key {key!r}{guess}; this model type has {', '.join(LAYER_KINDS)}")
+            raise ValueError(
+                f"rope_parameters has a key {key!r}{guess}, {value!r}; this model type has {', '.join(LAYER_KINDS)}"
+            )
         if key in LAYER_KINDS and value is not None and not isinstance(value, dict):
             raise ValueError(f"rope_parameters.{key} is {value!r}; it must be a dict or null")
     new_theta = (nested.get("sliding_attention") or {}).get("rope_theta", local_theta)
@@ -235,15 +236,13 @@ def merged_parameters(section: dict[str, Any], family: Family) -> dict[str, Any]
     return next(iter(read_dialects(section, family).values()))
 
 
-def _refuse_contradiction(scalings: dict[str, RopeScaling]) -> None:
+def _refuse_contradiction(readings: dict[str, dict[str, Any]], scalings: dict[str, RopeScaling]) -> None:
     """Refuse two dialects that mean different things: which of them is read depends on the loader."""
-    if len(scalings) < 2:
+    if len(scalings) < 2 or scalings["rope_scaling"] == scalings["rope_parameters"]:
         return
-    old, new = scalings["rope_scaling"], scalings["rope_parameters"]
-    meant = [{"rope_type": scaling.rope_type, **dataclasses.asdict(scaling)} for scaling in (old, new)]
-    for key in meant[0].keys() | meant[1].keys():
-        if meant[0].get(key) != meant[1].get(key):
-            raise ValueError(
-                f"config.json contradicts itself: rope_scaling gives {key} {meant[0].get(key)!r}, rope_parameters "
-                f"{meant[1].get(key)!r}, and loaders differ in which they read; delete the wrong one"
-            )
+    old, new = readings["rope_scaling"], readings["rope_parameters"]
+    said = [f"{key} {old.get(key)!r} and {new.get(key)!r}" for key in {**old, **new} if old.get(key) != new.get(key)]
+    raise ValueError(
+        f"config.json contradicts itself: rope_scaling and rope_parameters say {', '.join(said)}, and loaders differ "
+        "in which they read; delete the wrong one"
+    )

@@ -51,9 +51,12 @@ def parse_scaling(
     rope_type = parameters["rope_type"]
     if rope_type == "su" or (family.only_longrope and rope_type == "yarn"):
         rope_type = "longrope"
-    if not isinstance(rope_type, str) or rope_type not in _KEYS:
-        guess = nearest(str(rope_type), list(_KEYS))
-        raise ValueError(f"rope_type is {rope_type!r}{guess}; ctxext reads {', '.join(_KEYS)}")
+    known = ["default", "longrope"] if family.only_longrope else list(_KEYS)
+    if not isinstance(rope_type, str) or rope_type not in known:
+        guess = nearest(str(rope_type), known)
+        raise ValueError(
+            f"rope_type is {rope_type!r}{guess}; for this model type it must be one of {', '.join(known)}"
+        )
     for key, value in parameters.items():
         if key not in _SHARED_KEYS | _KEYS[rope_type]:
             allowed = sorted(_SHARED_KEYS | _KEYS[rope_type])
@@ -61,8 +64,15 @@ def parse_scaling(
                 f"the {rope_type} scaling has a key {key!r}{nearest(key, allowed)}, {value!r}, that no loader reads; "
                 f"correct or delete it: a {rope_type} scaling has {', '.join(allowed)}"
             )
-    theta = check_number("rope_theta", parameters["rope_theta"], above=1.0)
-    original = parameters.get("original_max_position_embeddings", max_length) if top_original is None else top_original
+    name = "rope_theta" if family.theta_key == "rope_theta" else f"rope_theta ({family.theta_key})"
+    theta = check_number(name, parameters["rope_theta"], above=1.0)
+    own = parameters.get("original_max_position_embeddings")
+    if own is not None and top_original is not None and own != top_original:
+        raise ValueError(
+            f"original_max_position_embeddings is {top_original!r} at the top level and {own!r} in the scaling, and "
+            "loaders differ in which they read; make them equal"
+        )
+    original = next(value for value in (top_original, own, max_length) if value is not None)
     original = check_length("original_max_position_embeddings", original)
     return _PARSERS[rope_type](parameters, theta, max_length, original)
 
@@ -70,7 +80,7 @@ def parse_scaling(
 def _need(parameters: dict[str, Any], key: str) -> Any:
     if key not in parameters:
         guess = nearest_key(key, parameters)
-        raise ValueError(f"the {parameters['rope_type']} scaling has no {key}{guess}, which it needs")
+        raise ValueError(f"rope_type is {parameters['rope_type']!r}, which needs {key}, and there is none{guess}")
     return parameters[key]
 
 

@@ -7,23 +7,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ctxext.checkpoint.files import read_json, weight_files, write_json
-from ctxext.checkpoint.plan import COUNTS, check_geometry
+from ctxext.checkpoint.plan import COUNTS, check_geometry, check_padding
 from ctxext.checkpoint.rope_config import read_rope, text_section
 
 if TYPE_CHECKING:
     from torch import nn
 
-# What transformers and torch raise for a config they cannot build a model from; a new kind is a bug to look at.
-_REFUSALS = (
-    ValueError,
-    TypeError,
-    KeyError,
-    AttributeError,
-    RuntimeError,
-    ZeroDivisionError,
-    OverflowError,
-    IndexError,
-)
+# What transformers raises, beside its own validation errors, for a config that it cannot build a model from: an
+# unknown hidden_act is a KeyError, a dtype that is no name an AttributeError, empty layer_types are an IndexError, a
+# number where a list belongs is a TypeError. Sizes that torch would refuse are checked before.
+_REFUSALS = (ValueError, TypeError, KeyError, AttributeError, IndexError)
 
 
 def verify_checkpoint(folder: Path) -> None:
@@ -69,7 +62,8 @@ def _build(folder: Path, raw: dict[str, Any]) -> tuple[nn.Module, Any]:
     """
     built = _try_to_build(folder)
     if isinstance(built, Exception):
-        told = ", ".join(f"{key} {value!r}" for key, value in _culprits(folder, raw).items())
+        culprits = _culprits(built, raw) or {key: raw[key] for key in COUNTS if key in raw}
+        told = ", ".join(f"{key} {value!r}" for key, value in culprits.items())
         reason = " ".join(str(built).split())
         raise ValueError(
             f"transformers cannot load this config.json because of {told}: {type(built).__name__}: {reason}"
@@ -89,22 +83,26 @@ def _try_to_build(folder: Path) -> tuple[nn.Module, Any] | Exception:
             from transformers.quantizers.auto import AutoHfQuantizer
 
             AutoHfQuantizer.supports_quant_method(config.quantization_config)  # raises as from_pretrained does
+        text_config = config.get_text_config()
+        check_padding(getattr(text_config, "pad_token_id", None), text_config.vocab_size)
         with torch.device("meta"):
             return AutoModelForCausalLM.from_config(config), config
     except (*_REFUSALS, StrictDataclassError) as error:
         return error
 
 
-def _culprits(folder: Path, raw: dict[str, Any]) -> dict[str, Any]:
-    """Return the entries of a refused config without any of which it would load: a least config that is refused."""
+def _culprits(refusal: Exception, raw: dict[str, Any]) -> dict[str, Any]:
+    """Return the entries of a refused config that the refusal is about: without any of them it would be another."""
     least = dict(raw)
-    sized = {key for key in COUNTS if raw.get(key) is not None}  # checked already, and their defaults are large
+    # These were checked already, and without them a model may be too large, or refused for another reason.
+    sized = {key for key in (*COUNTS, "pad_token_id") if raw.get(key) is not None}
     candidates = [key for key in raw if key != "model_type" and key not in sized]
     with tempfile.TemporaryDirectory() as scratch:
         for key in candidates:
             trial = {name: value for name, value in least.items() if name != key}
             write_json(Path(scratch) / "config.json", trial)
-            if isinstance(_try_to_build(Path(scratch)), Exception):
+            again = _try_to_build(Path(scratch))
+            if type(again) is type(refusal) and str(again) == str(refusal):
                 least = trial
     return {key: least[key] for key in candidates if key in least}
 

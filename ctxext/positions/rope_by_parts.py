@@ -114,7 +114,7 @@ class Yarn(RopeScaling):
         start = current if isinstance(current, Yarn) else None
         if start and attention_factor is None and not start.has_default_attention_factor:
             raise ValueError(
-                f"the model's YaRN scaling has attention_factor {start.attention_factor:g}, not YaRN's own "
+                f"the model's YaRN scaling has attention_factor {start.attention_factor}, not YaRN's own "
                 f"{yarn_attention_factor(start.factor):g} for factor {start.factor:g}; "
                 "say the new one with --attention-factor"
             )

@@ -287,14 +287,14 @@ def test_dialects_are_read_right(changes: dict[str, Any], scaling: object) -> No
         ({"rope_parameters": {"rope_theta": 5e5}}, "rope_theta is 10000.0 but rope_parameters.rope_theta is 500000.0"),
         (
             {"rope_scaling": {"type": "linear", "factor": 2.0}, "rope_parameters": {"rope_type": "default"}},
-            "rope_scaling gives .* rope_parameters .* delete the wrong one",
+            "say factor 2.0 and None, rope_type 'linear' and 'default', .* delete the wrong one",
         ),
         (
             {
                 "rope_scaling": {"type": "linear", "factor": 2.0},
                 "rope_parameters": {"rope_type": "linear", "factor": 4.0},
             },
-            "rope_scaling gives factor 2.0, rope_parameters 4.0",
+            "rope_scaling and rope_parameters say factor 2.0 and 4.0, ",
         ),
         (
             {
@@ -306,7 +306,7 @@ def test_dialects_are_read_right(changes: dict[str, Any], scaling: object) -> No
                     "beta_fast": 16,
                 },
             },
-            "rope_scaling gives beta_fast 32.0, rope_parameters 16",
+            "rope_scaling and rope_parameters say beta_fast None and 16, ",
         ),
         (
             {"rope_scaling": {"rope_type": "linear", "type": "yarn", "factor": 2.0}},
@@ -314,12 +314,19 @@ def test_dialects_are_read_right(changes: dict[str, Any], scaling: object) -> No
         ),
         ({"rope_scaling": {"type": "linear", "factr": 2.0}}, r"has a key 'factr' \(did you mean 'factor'\?\)"),
         ({"rope_scaling": {"type": "linaer", "factor": 2.0}}, r"rope_type is 'linaer' \(did you mean 'linear'\?\)"),
-        ({"rope_scaling": {"type": "yarn"}}, "the yarn scaling has no factor, which it needs"),
+        ({"rope_scaling": {"type": "yarn"}}, "rope_type is 'yarn', which needs factor, and there is none"),
         ({"rope_scaling": "linear"}, "rope_scaling is 'linear'; it must be a dict or null"),
         ({"rope_theta": "1e4"}, "rope_theta is '1e4'; it must be a finite number above 1"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5; this model type rotates whole heads"),
         ({"max_position_embeddings": 4096.0}, "max_position_embeddings is 4096.0; it must be a whole number"),
         ({"head_dim": 15}, "head_dim is 15 .* which rotates 15 dimensions; it must be an even number"),
+        (
+            {
+                "original_max_position_embeddings": 32,
+                "rope_scaling": {"type": "yarn", "factor": 2.0, "original_max_position_embeddings": 64},
+            },
+            "original_max_position_embeddings is 32 at the top level and 64 in the scaling",
+        ),
         ({"ctxext": []}, r"ctxext is \[\] in config.json"),
         ({"rope_scaling": {"type": "yarn", "factor": 2.0}}, "no original_max_position_embeddings, so loaders take"),
         (
@@ -335,7 +342,9 @@ def test_contradictions_and_misspellings_are_refused(changes: dict[str, Any], to
 
 def test_gemma3_names_only_layer_types() -> None:
     config = llama_config(model_type="gemma3_text", rope_parameters={"rope_type": "linear", "factor": 8.0})
-    with pytest.raises(ValueError, match="rope_parameters has a key 'rope_type'; this model type has full_attention"):
+    with pytest.raises(
+        ValueError, match="rope_parameters has a key 'rope_type', 'linear'; this model type has full_attention"
+    ):
         plan(config, "linear", 512)
 
 

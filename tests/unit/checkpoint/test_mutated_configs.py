@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import itertools
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,23 @@ BASES = [
     llama_config(rope_theta=None, rope_parameters={"rope_type": "default", "rope_theta": 1e4}),
     llama_config(rope_scaling=YARN, rope_parameters={**YARN, "rope_theta": 1e4}),
     llama_config(rope_scaling={"type": "dynamic", "factor": 2.0}),
+    llama_config(model_type="phi3", partial_rotary_factor=0.5, pad_token_id=0),
+    llama_config(
+        model_type="gpt_neox",
+        rope_theta=None,
+        hidden_size=128,
+        rotary_emb_base=1e4,
+        rotary_pct=0.25,
+        rope_scaling=YARN,
+    ),
+    llama_config(
+        model_type="gemma3_text",
+        num_hidden_layers=6,
+        head_dim=16,
+        sliding_window=32,
+        rope_theta=1e6,
+        rope_parameters={"full_attention": {"rope_type": "default", "rope_theta": 1e6}, "sliding_attention": None},
+    ),
 ]
 TOP_KEYS = [
     *llama_config(),
@@ -59,6 +77,9 @@ TOP_KEYS = [
     "transformers_version",
     "unheard_of",
     "rope_tetha",
+    "rotary_emb_base",
+    "rotary_pct",
+    "rope_local_base_freq",
 ]
 ROPE_KEYS = [
     *LLAMA3,
@@ -136,12 +157,14 @@ def told(message: str, value: Any) -> bool:
     return repr(value) in message or short in message
 
 
-def judge(source: Path, work: Path, base: dict[str, Any], mutations: list[tuple[str | None, str, Any]]) -> None:
+def judge(
+    source: Callable[[str], Path], work: Path, base: dict[str, Any], mutations: list[tuple[str | None, str, Any]]
+) -> None:
     config = mutate(base, mutations)
     place = work / str(next(counter))
-    folder, output = with_config(source, place / "source", config), place / "out"
+    folder, output = with_config(source(base["model_type"]), place / "source", config), place / "out"
     try:
-        patch_checkpoint(folder, output, method="yarn", length=LENGTH, link="hard")
+        patch_checkpoint(folder, output, method=method_for(base), length=LENGTH, link="hard")
     except ValueError as error:
         assert named(str(error), mutations) or about_the_call(str(error)), f"{error}\nfor {mutations}"
         assert not list(place.glob("*out*")) and not list(place.glob(".*"))
@@ -154,16 +177,20 @@ def judge(source: Path, work: Path, base: dict[str, Any], mutations: list[tuple[
         shutil.rmtree(place)
 
 
+def method_for(base: dict[str, Any]) -> str:
+    return "linear" if base["model_type"] == "phi3" else "yarn"
+
+
 def about_the_call(message: str) -> bool:
     """Whether the config is right as it is, and only yarn at LENGTH cannot be had on top of it."""
     return "on top of it is not defined" in message or "tokens already, so ask for more" in message
 
 
-@pytest.mark.parametrize("base", BASES[:5], ids=range(5))
-def test_the_bases_themselves(base: dict[str, Any], llama: Path, tmp_path: Path) -> None:
-    folder = with_config(llama, tmp_path / "source", base)
-    assert read_rope(base).window == WINDOW
-    method = "llama3" if base is BASES[2] else "yarn"
+@pytest.mark.parametrize("base", BASES, ids=range(len(BASES)))
+def test_the_bases_themselves(base: dict[str, Any], tiny_source: Callable[[str], Path], tmp_path: Path) -> None:
+    folder = with_config(tiny_source(base["model_type"]), tmp_path / "source", base)
+    method = {2: "llama3", 5: "dynamic"}.get(BASES.index(base), method_for(base))
+    assert read_rope(base).window == (2 * WINDOW if method == "dynamic" else WINDOW)
     patch_checkpoint(folder, tmp_path / "out", method=method, length=LENGTH)
     AutoModelForCausalLM.from_pretrained(tmp_path / "out")
 
@@ -173,12 +200,16 @@ CHECKS = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture, HealthCheck
 
 @settings(max_examples=60, deadline=None, suppress_health_check=CHECKS)
 @given(CASES)
-def test_mutated_configs(llama: Path, tmp_path_factory: pytest.TempPathFactory, case: Any) -> None:
-    judge(llama, tmp_path_factory.getbasetemp() / "mutated", *case)
+def test_mutated_configs(
+    tiny_source: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory, case: Any
+) -> None:
+    judge(tiny_source, tmp_path_factory.getbasetemp() / "mutated", *case)
 
 
 @pytest.mark.slow
 @settings(max_examples=500, deadline=None, suppress_health_check=CHECKS)
 @given(CASES)
-def test_500_mutated_configs(llama: Path, tmp_path_factory: pytest.TempPathFactory, case: Any) -> None:
-    judge(llama, tmp_path_factory.getbasetemp() / "mutated", *case)
+def test_500_mutated_configs(
+    tiny_source: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory, case: Any
+) -> None:
+    judge(tiny_source, tmp_path_factory.getbasetemp() / "mutated", *case)

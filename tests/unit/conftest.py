@@ -7,24 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import save_tiny
-
-BOS, EOS = 256, 257
-
-
-def byte_tokenizer(bos: bool = True) -> Any:
-    """A tokenizer whose tokens are bytes; 256 is its begin-of-sequence token, if it has one."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocabulary = {letter: number for number, letter in enumerate(alphabet)}
-    vocabulary |= {"<s>": BOS, "</s>": EOS}
-    tokenizer = Tokenizer(models.BPE(vocabulary, []))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    special = {"eos_token": "</s>", **({"bos_token": "<s>"} if bos else {})}
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **special)
+from helpers import byte_tokenizer, save_tiny
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,1 @@
+"""Fine-tuning: what a recipe is made of."""

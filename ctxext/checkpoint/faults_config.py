@@ -26,10 +26,14 @@ def config_faults(case: Case) -> list[Fault]:
     if case.rope_error is not None and not any(fault.level == ERROR for fault in found):
         found.append(Fault(code="config", level=ERROR, message=case.rope_error, remedy="correct config.json"))
     if not case.new.supported and not any(fault.level == ERROR for fault in found):
-        told = case.new.problems[0]
+        settles = _settles(case)
         found.append(
             Fault(
-                code="transformers-5", level=ERROR, message=f"{case.new.loader} refuses: {told}", remedy="correct it"
+                code="transformers-5",
+                level=ERROR,
+                message=f"{case.new.loader} refuses it: {case.new.problems[0]}",
+                remedy="write it as transformers 5 does" if settles else "correct config.json",
+                fixable=settles,
             )
         )
     return found

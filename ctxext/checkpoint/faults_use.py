@@ -54,10 +54,14 @@ def _changed(scaling: RopeScaling, case: Case) -> str | None:
     wanted = dict(options) if isinstance(options, dict) else {}
     if method == "ntk_by_parts":
         wanted["attention_factor"] = 1.0
+    if method == "yarn" and isinstance(scaling, Yarn) and "attention_factor" not in wanted:
+        wanted["has_default_attention_factor"] = True
     if case.family.only_longrope and method != "longrope":
         wanted = {key: value for key, value in wanted.items() if key == "rope_theta"}
     for key, value in wanted.items():
         if hasattr(scaling, key) and not _equal(getattr(scaling, key), value):
+            if key == "has_default_attention_factor":
+                return f"ctxext recorded yarn with its own attention factor, not {scaling.cos_sin_factor:g}"
             return f"ctxext recorded {key} {value!r}, but config.json has {getattr(scaling, key)!r}"
     return None
 

@@ -139,7 +139,7 @@ def _transformers5(config: dict[str, Any]) -> LoaderReading:
     rope_type = parameters.get("rope_type", parameters.get("type", "default"))
     if family.only_longrope and rope_type in ("su", "yarn"):
         if ORIGINAL not in parameters:
-            raise ValueError(f"the {rope_type} scaling has no {ORIGINAL}; phi3 in transformers 5 wants longrope for it")
+            raise ValueError(f"rope_scaling has type {rope_type!r}; transformers 5 takes longrope for it in phi3")
         rope_type = "longrope"
     original = parameters.get(ORIGINAL, max_length)
     if family.only_longrope:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,11 @@ def normalized(config: dict[str, Any]) -> dict[str, Any]:
     return write_rope(config, rope, rope.scaling, rope.max_position_embeddings)
 
 
+def same_json(old: dict[str, Any], new: dict[str, Any]) -> bool:
+    """Return whether two objects are the same as JSON, where 512.0 is not 512."""
+    return json.dumps(old, sort_keys=True) == json.dumps(new, sort_keys=True)
+
+
 def normalize_config(folder: Path) -> bool:
     """Rewrite the `config.json` of a folder in both dialects, after any save that was not ctxext's own.
 
@@ -41,7 +47,7 @@ def normalize_config(folder: Path) -> bool:
     path = folder / "config.json"
     config = read_json(path)
     written = normalized(config)
-    if written == config:
+    if same_json(written, config):
         return False
     write_json(path, written)
     return True

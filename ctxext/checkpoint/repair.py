@@ -11,7 +11,7 @@ from ctxext.checkpoint.case import Case, Fault
 from ctxext.checkpoint.faults_files import LIMITS
 from ctxext.checkpoint.files import read_json, write_json
 from ctxext.checkpoint.loaders import ORIGINAL
-from ctxext.checkpoint.normalize import normalized
+from ctxext.checkpoint.normalize import normalized, same_json
 from ctxext.checkpoint.rope_config import text_section
 from ctxext.positions.rope_by_parts import Yarn
 
@@ -113,7 +113,7 @@ def repair_limits(case: Case, faults: Iterable[Fault]) -> list[Path]:
 
 def _replace(path: Path, values: dict[str, Any]) -> list[Path]:
     """Keep a file as `NAME.before-doctor` and put another in its place; a link is replaced, not followed."""
-    if read_json(path) == values:
+    if same_json(read_json(path), values):
         return []
     number = 0
     while True:

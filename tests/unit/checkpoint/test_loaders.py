@@ -95,6 +95,9 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "gpt_neox, new only": of("gpt_neox", rope_parameters={**LINEAR, "rope_theta": 2e4, "partial_rotary_factor": 0.5}),
     "phi3, nothing": of("phi3"),
     "phi3, su": of("phi3", rope_scaling={"type": "su", **PHI3}, partial_rotary_factor=0.5, **{ORIGINAL: WINDOW}),
+    "phi3, longrope": of(
+        "phi3", rope_scaling={"type": "longrope", **PHI3}, partial_rotary_factor=0.5, **{ORIGINAL: WINDOW}
+    ),
     "phi3, no original": of("phi3", rope_scaling={"type": "longrope", **PHI3}, partial_rotary_factor=0.5),
     "phi3, rope_type": of("phi3", rope_scaling={"rope_type": "longrope", **PHI3}, partial_rotary_factor=0.5),
     "phi3, four keys": of(
@@ -255,7 +258,7 @@ def test_vllm_does_not_multiply_yarn_and_so_ends_early_where_nobody_did() -> Non
         ("dynamic", "default", "dynamic scaling is dropped"),
         ("longrope, top original", "default", "longrope factors are dropped"),
         ("llama3", "llama3", "original length of 8192, not 128"),
-        ("phi3, su", "longrope", None),
+        ("phi3, longrope", "longrope", None),
         ("gpt_neox", "default", "converted without base and scaling"),
         ("gpt_neox, nothing", "default", None),
         ("qwen2, yarn", "yarn", None),

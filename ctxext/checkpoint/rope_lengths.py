@@ -55,13 +55,13 @@ def _linear_lengths(factor: float, max_length: int, stated: int | None) -> Lengt
         return max_length, max_length, None
     if stated is None:
         reason = (
-            f"a linear scaling with factor {factor:g} does not say whether max_position_embeddings {max_length} is "
+            f"a linear scaling with factor {factor} does not say whether max_position_embeddings {max_length} is "
             "the length before or after it; state the pretrained window with --original-length"
         )
         return max_length, before, reason
     if stated not in (before, max_length):
         raise ValueError(
-            f"original_length is {stated}; with the linear factor {factor:g} and max_position_embeddings {max_length} "
+            f"original_length is {stated}; with the linear factor {factor} and max_position_embeddings {max_length} "
             f"it must be {before} or {max_length}"
         )
     return (max_length if stated == before else round(stated * factor)), stated, None
@@ -86,7 +86,7 @@ def _scaled_lengths(scaling: RopeScaling, max_length: int, has_original: bool, s
         return round(original * factor), original, reason
     if isinstance(scaling, Yarn) and not math.isclose(factor, max_length / original):
         reason = (
-            f"the yarn factor is {factor:g}, but max_position_embeddings {max_length} is {max_length / original:g} "
+            f"the yarn factor is {factor}, but max_position_embeddings {max_length} is {max_length / original:g} "
             f"times original_max_position_embeddings {original}: loaders scale by the factor; set "
             f"max_position_embeddings to {round(original * factor)} in SOURCE's config.json if it reads that far"
         )

@@ -58,7 +58,7 @@ class Yarn(RopeScaling):
         check_number("beta_slow", self.beta_slow, above=0.0)
         if check_number("beta_fast", self.beta_fast, above=0.0) <= self.beta_slow:
             raise ValueError(
-                f"beta_fast is {self.beta_fast:g} and beta_slow {self.beta_slow:g}; beta_fast must be the larger"
+                f"beta_fast is {self.beta_fast} and beta_slow {self.beta_slow}; beta_fast must be the larger"
             )
         if not isinstance(self.truncate, bool):
             raise ValueError(f"truncate is {self.truncate!r}; it must be true or false")
@@ -184,7 +184,7 @@ class Llama3(RopeScaling):
         check_number("low_freq_factor", self.low_freq_factor, above=0.0)
         if check_number("high_freq_factor", self.high_freq_factor, above=0.0) <= self.low_freq_factor:
             raise ValueError(
-                f"high_freq_factor is {self.high_freq_factor:g} and low_freq_factor {self.low_freq_factor:g}; "
+                f"high_freq_factor is {self.high_freq_factor} and low_freq_factor {self.low_freq_factor}; "
                 "high_freq_factor must be the larger"
             )
 

@@ -103,7 +103,9 @@ def test_qwen_yarn_reads_factor_times_original() -> None:
 
 def test_yarn_whose_factor_is_not_the_ratio_is_ambiguous() -> None:
     """Qwen3's cards: max_position_embeddings 40960 with factor 4 over 32768."""
-    with pytest.raises(ValueError, match="yarn factor is 4, but max_position_embeddings 40960 .* to 131072 in SOURCE"):
+    with pytest.raises(
+        ValueError, match="yarn factor is 4.0, but max_position_embeddings 40960 .* to 131072 in SOURCE"
+    ):
         plan({**QWEN, "max_position_embeddings": 40960}, "yarn", 262144)
 
 
@@ -140,7 +142,7 @@ def linear_source(max_length: int) -> dict[str, Any]:
 
 def test_linear_without_provenance_is_ambiguous() -> None:
     with pytest.raises(
-        ValueError, match="factor 4 does not say whether max_position_embeddings 8192 .* --original-len"
+        ValueError, match="factor 4.0 does not say whether max_position_embeddings 8192 .* --original-len"
     ):
         plan(linear_source(8192), "linear", 65536)
 
@@ -157,7 +159,7 @@ def test_linear_with_the_original_length_composes(stated: int, window: int) -> N
 @pytest.mark.parametrize(
     ("config", "told"),
     [
-        (linear_source(8192), "original_length is 4096; with the linear factor 4 .* it must be 2048 or 8192"),
+        (linear_source(8192), "original_length is 4096; with the linear factor 4.0 .* it must be 2048 or 8192"),
         (LLAMA31, "original_length is 4096; config.json says that it is 8192: leave it out"),
         (llama_config(max_position_embeddings=2048), "original_length is 4096; .* max_position_embeddings 2048"),
         (

@@ -153,8 +153,10 @@ def told(message: str, value: Any) -> bool:
     """Whether the message says the value, as Python or a person writes it."""
     if value is None or isinstance(value, (dict, list)):
         return True
-    short = f"{value:g}" if isinstance(value, float) else repr(value)
-    return repr(value) in message or short in message
+    if repr(value) in message or isinstance(value, str):
+        return repr(value) in message
+    written = float(value) if abs(value) < 1e300 else value
+    return f"{written!r}" in message or (isinstance(value, float) and f"{value:g}" in message)
 
 
 def judge(

@@ -103,14 +103,14 @@ def test_theta_suggests_the_ntk_value() -> None:
 @pytest.mark.parametrize(
     ("method", "options", "told"),
     [
-        ("yarn", {"beta_fast": 0.5}, "beta_fast is 0.5 and beta_slow 1; beta_fast must be the larger"),
+        ("yarn", {"beta_fast": 0.5}, "beta_fast is 0.5 and beta_slow 1.0; beta_fast must be the larger"),
         ("yarn", {"beta_slow": -1.0}, "beta_slow is -1.0; it must be a finite number above 0"),
         ("yarn", {"truncate": "no"}, "truncate is 'no'; it must be true or false"),
         ("yarn", {"attention_factor": float("nan")}, "attention_factor is nan; it must be a finite number"),
         (
             "llama3",
             {"high_freq_factor": 1.0},
-            "high_freq_factor is 1 and low_freq_factor 1; high_freq_factor must be the larger",
+            "high_freq_factor is 1.0 and low_freq_factor 1.0; high_freq_factor must be the larger",
         ),
         ("theta", {"rope_theta": "1e6"}, "rope_theta is '1e6'; it must be a finite number above 1"),
         ("longrope", {}, "needs --long-factor: 4 numbers"),

@@ -75,8 +75,10 @@ def _own_parameters(kind: type[Evaluation]) -> list[inspect.Parameter]:
     types = option_types(kind)
     for item in dataclasses.fields(kind):
         plain = _plain_type(item.name, kind, types[item.name])
-        shown = str(item.default) if item.default not in (None, "") else False
-        declared = typer.Option(_flag(item.name, plain), help=item.metadata.get("help"), show_default=shown)
+        # The parser's own default is None, so that an option that was given can be told from one that was not.
+        default = "" if item.default in (None, "") or plain is bool else f"  [default: {item.default}]"
+        text = f"{item.metadata.get('help', '')}{default}"
+        declared = typer.Option(_flag(item.name, plain), help=text, show_default=False)
         parameters.append(_parameter(item.name, plain | None, declared, None))
     return parameters
 

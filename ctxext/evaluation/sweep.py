@@ -197,19 +197,9 @@ def run_sweep(
             rows.append(_try_method(name, loaded, sequences, window))
             advance(1)
     ranking = {
-        "format": FORMAT,
-        "checkpoint": Path(source).resolve().name if Path(source).exists() else str(source),
-        "checkpoint_hash": checkpoint_hash(*loaded.folders),
-        "length": length,
-        "original_window": window,
-        "long_range_tokens": long_range(length, window),
+        **_describe(loaded, source, length, window),
         "documents": documents,
         "corpus": {"name": corpus.name, "source": corpus.source, "hash": documents_hash(used)},
-        "dtype": str(loaded.model.dtype).removeprefix("torch."),
-        "attention": str(loaded.model.config._attn_implementation),
-        "device": str(loaded.model.device),
-        "versions": versions(),
-        "bucket_edges": bucket_edges(length, BUCKETS),
         "notes": notes,
         **_verdict(rank(rows), source, length),
     }
@@ -217,6 +207,23 @@ def run_sweep(
         write_whole(output, json.dumps(ranking, indent=1) + "\n")
         draw_ranking(ranking, output.with_suffix(".png"))
     return ranking
+
+
+def _describe(loaded: Loaded, source: str | Path, length: int, window: int) -> dict[str, Any]:
+    """Return what a ranking's numbers depend on, besides the data."""
+    return {
+        "format": FORMAT,
+        "checkpoint": Path(source).resolve().name if Path(source).exists() else str(source),
+        "checkpoint_hash": checkpoint_hash(*loaded.folders),
+        "length": length,
+        "original_window": window,
+        "long_range_tokens": long_range(length, window),
+        "dtype": str(loaded.model.dtype).removeprefix("torch."),
+        "attention": str(loaded.model.config._attn_implementation),
+        "device": str(loaded.model.device),
+        "versions": versions(),
+        "bucket_edges": bucket_edges(length, BUCKETS),
+    }
 
 
 def _unpatched(loaded: Loaded, sequences: Sequence[Sequence[int]], window: int) -> dict[str, Any]:

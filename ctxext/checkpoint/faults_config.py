@@ -67,15 +67,21 @@ def _check_keys(case: Case) -> Iterator[Fault]:
                 remedy=f"write one of {', '.join(ROPE_TYPES)}",
             )
             continue
-        allowed = sorted(allowed_keys(kind))
-        for key in parameters:
-            if key not in allowed:
-                yield Fault(
-                    code="unknown-rope-key",
-                    level=ERROR,
-                    message=f"{name} has a key {key!r}{nearest(key, allowed)} that no loader reads for {kind}",
-                    remedy="rename or delete it",
-                )
+        for key in sorted(parameters.keys() - allowed_keys(kind)):
+            meant = nearest(key, sorted(allowed_keys(kind)))
+            yield Fault(
+                code="unknown-rope-key",
+                level=ERROR,
+                message=f"{name} has a key {key!r}{meant} that no loader reads for {kind}",
+                remedy="rename or delete it" if meant else "delete it",
+                fixable=not meant,
+            )
+
+
+def unread_keys(parameters: dict[str, Any], rope_type: str | None) -> list[str]:
+    """Return the keys of a rope dict that no loader reads and that look like none that one does."""
+    allowed = allowed_keys(rope_type) if rope_type else set(parameters)
+    return [key for key in parameters if key not in allowed and not nearest(key, sorted(allowed))]
 
 
 def _check_theta(case: Case) -> Iterator[Fault]:

@@ -48,7 +48,7 @@ def _changed(scaling: RopeScaling, case: Case) -> str | None:
     if left is not None and not isinstance(scaling, left):
         return f"ctxext recorded method {method!r}, but config.json has a {scaling.rope_type} scaling"
     factor, total = getattr(scaling, "factor", None), record.get("total_factor")
-    if left not in (None, Llama3) and isinstance(total, (int, float)) and factor is not None:
+    if left not in (None, Llama3) and isinstance(total, (int, float)) and factor is not None and abs(total) < 2**63:
         if not math.isclose(factor, total, rel_tol=1e-6):
             return f"ctxext recorded a total factor of {total:g}, but config.json has factor {factor:g}"
     wanted = dict(options) if isinstance(options, dict) else {}
@@ -78,11 +78,21 @@ def use_faults(case: Case) -> Iterator[Fault]:
         return
     scaling, length = case.rope.scaling, case.length or case.rope.window
     yield from _cache_notice(scaling)
+    if isinstance(scaling, Linear) and case.rope.ambiguity is not None and not case.provenance:
+        yield Fault(
+            code="length-ambiguous",
+            level=NOTICE,
+            message=case.rope.ambiguity.split("; state")[0],
+            remedy="state the pretrained window with --original-length when patching it",
+        )
     server = read_as_vllm(case.config, length)
     told = list(server.problems)
     if server.supported and server.length != length:
         told.insert(0, f"it takes {server.length} tokens unless told")
-    if told and server.flags:
+    if told and case.rope.ambiguity is not None:
+        how = "serve it with --max-model-len and the length that it was trained for"
+        yield Fault(code="vllm", level=NOTICE, message=f"{server.loader}: {'; '.join(told)}", remedy=how)
+    elif told and server.flags:
         told_all = "; ".join(told)
         how = f"serve it with {shlex.join(server.flags)}"
         yield Fault(code="vllm", level=NOTICE, message=f"{server.loader}: {told_all}", remedy=how)
@@ -95,7 +105,7 @@ def use_faults(case: Case) -> Iterator[Fault]:
             code="llama-cpp",
             level=NOTICE,
             message=f"{converted.loader}: {'; '.join(converted.problems)}",
-            remedy="convert a checkpoint patched with linear, ntk or yarn instead, where it is to run there",
+            remedy="for llama.cpp patch with linear, ntk or yarn, and compare what the converted model says",
         )
 
 

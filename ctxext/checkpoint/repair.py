@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ctxext.checkpoint.case import Case, Fault
+from ctxext.checkpoint.faults_config import unread_keys
 from ctxext.checkpoint.faults_files import LIMITS
 from ctxext.checkpoint.files import read_json, write_json
 from ctxext.checkpoint.loaders import ORIGINAL
@@ -42,6 +43,10 @@ def _repaired(case: Case, codes: set[str]) -> dict[str, Any]:
     section = text_section(config)
     if "float-length" in codes:
         _make_whole(section)
+    if "unknown-rope-key" in codes:
+        for parameters in _rope_dicts(section, case):
+            for key in unread_keys(parameters, case.new.rope_type):
+                del parameters[key]
     if codes & {"theta-missing", "theta-lost"}:
         _spread_theta(section, case)
     if "original-length-missing" in codes:

@@ -223,7 +223,7 @@ def read_dialects(section: dict[str, Any], family: Family) -> dict[str, dict[str
                     f"{parameters[name]!r}, and loaders differ in which they read; make them equal"
                 )
         rope_type = parameters.get("rope_type", parameters.get("type", "default"))
-        if parameters.get("type", rope_type) != rope_type:
+        if "type" in parameters and parameters["type"] != rope_type:
             raise ValueError(f"{key} has rope_type {rope_type!r} but type {parameters['type']!r}; make them equal")
         reading = {"rope_theta": family.default_theta, **top, **parameters, "rope_type": rope_type}
         reading.pop("type", None)

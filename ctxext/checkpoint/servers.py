@@ -65,7 +65,7 @@ def read_as_vllm(config: dict[str, Any], length: int) -> LoaderReading:
     if derived < length and supported:
         supported = False
         problems.append(f"it allows {derived} tokens: max_position_embeddings is not the extended length")
-    if model_type in _THROUGH_TRANSFORMERS:
+    if model_type in _THROUGH_TRANSFORMERS and not isinstance(scaling, Theta):
         problems.append(f"{model_type} runs there through transformers' own model")
     return replace(reading, loader=VLLM, supported=supported, length=default, flags=flags, problems=tuple(problems))
 

@@ -172,6 +172,7 @@ CHANGES: dict[str, tuple[str, str, bool, Callable[[Config], object]]] = {
     "half a token": ("float-length", "error", False, lambda c: c.update(max_position_embeddings=LENGTH + 0.5)),
     "inner float length": ("float-length", "error", True, in_both(**{ORIGINAL: float(WINDOW)})),
     "typing mistake": ("unknown-rope-key", "error", False, in_both(atention_factor=1.0)),
+    "key of nobody": ("unknown-rope-key", "error", True, in_both(finetuned=True)),
     "unknown type": ("unknown-rope-type", "error", False, in_both(rope_type="yarm")),
     "yarn without original": ("original-length-missing", "error", False, without(ORIGINAL)),
     "yarn with another factor": ("yarn-factor", "error", False, in_both(factor=2.0)),
@@ -235,7 +236,14 @@ def test_a_repair_removes_the_fault_and_keeps_what_was_there(name: str, healthy:
 
 
 # What stock transformers turns with after the repair; all of them were yarn by four of a llama with base 10000.
-YARN_AGAIN = ["new dialect only", "theta null", "float length", "inner float length", "length not multiplied"]
+YARN_AGAIN = [
+    "new dialect only",
+    "key of nobody",
+    "theta null",
+    "float length",
+    "inner float length",
+    "length not multiplied",
+]
 
 
 @pytest.mark.parametrize("name", YARN_AGAIN)

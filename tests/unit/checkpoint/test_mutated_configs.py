@@ -200,18 +200,18 @@ def test_the_bases_themselves(base: dict[str, Any], tiny_source: Callable[[str],
 CHECKS = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture, HealthCheck.data_too_large]
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=CHECKS)
+@settings(max_examples=500, deadline=None, derandomize=True, suppress_health_check=CHECKS)
 @given(CASES)
-def test_mutated_configs(
+def test_500_mutated_configs(
     tiny_source: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory, case: Any
 ) -> None:
     judge(tiny_source, tmp_path_factory.getbasetemp() / "mutated", *case)
 
 
 @pytest.mark.slow
-@settings(max_examples=500, deadline=None, suppress_health_check=CHECKS)
+@settings(max_examples=2000, deadline=None, suppress_health_check=CHECKS)
 @given(CASES)
-def test_500_mutated_configs(
+def test_other_mutated_configs_each_time(
     tiny_source: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory, case: Any
 ) -> None:
     judge(tiny_source, tmp_path_factory.getbasetemp() / "mutated", *case)

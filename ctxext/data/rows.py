@@ -26,12 +26,16 @@ def read_rows(source: Source) -> Iterator[tuple[str, dict[str, Any]]]:
     """
     from datasets import load_dataset
 
-    for number, row in enumerate(load_dataset(**_where(source), streaming=True), 1):
+    for number, row in enumerate(load_dataset(**rows_location(source), streaming=True), 1):
         yield f"{Path(source.data).name}:{number}", dict(row)
 
 
-def _where(source: Source) -> dict[str, Any]:
-    """Return the arguments with which `datasets` opens a source."""
+def rows_location(source: Source) -> dict[str, Any]:
+    """Return the arguments with which `datasets` opens a source.
+
+    Raises:
+        ValueError: If there is no such source, or it has no columns.
+    """
     registered = CORPORA.get(source.data)
     if source.data_id is not None or isinstance(registered, HubCorpus):
         known = registered if isinstance(registered, HubCorpus) and source.data_id is None else None

@@ -36,16 +36,16 @@ class Source(BaseModel):
 
     data: str
     kind: Literal["text", "completion", "chat"] = "text"
-    weight: float = Field(1.0, gt=0, allow_inf_nan=False)
+    weight: float = Field(default=1.0, gt=0, allow_inf_nan=False)
     split: str | None = None
     column: str | None = None
     messages_column: str | None = None
     prompt_column: str | None = None
     completion_column: str | None = None
-    min_tokens: int = Field(0, ge=0)
-    max_tokens: int | None = Field(None, gt=0)
-    upsample_above: int | None = Field(None, gt=0)
-    upsample_times: int = Field(1, ge=1)
+    min_tokens: int = Field(default=0, ge=0)
+    max_tokens: int | None = Field(default=None, gt=0)
+    upsample_above: int | None = Field(default=None, gt=0)
+    upsample_times: int = Field(default=1, ge=1)
     data_id: str | None = None
     data_config: str | None = None
     data_revision: str | None = None

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from ctxext.checkpoint.files import read_json, whole_folder, write_json
 from ctxext.checkpoint.source import cache_folder
 from ctxext.data.corpora import CORPORA, HubCorpus, OfflineCorpus, open_corpus
-from ctxext.data.rows import read_rows
+from ctxext.data.rows import read_rows, rows_location
 from ctxext.data.sources import Source
 from ctxext.data.supervised import encode_row
 
@@ -191,11 +191,7 @@ def _least_tokens(source: Source) -> int:
 
 
 def _write_store(folder: Path, source: Source, tokenizer: Any, rules: TokenRules) -> None:
-    if isinstance(CORPORA.get(source.data), HubCorpus) and source.max_tokens is None:
-        raise ValueError(
-            f"data {source.data!r} is a corpus on the Hub; state max_tokens, the tokens of it to keep on this disk "
-            "(steps x sequences a step x length covers a run without repetition)"
-        )
+    check_source(source)
     kept = _Kept(source, rules)
     with whole_folder(folder, force=True) as partial:
         with (
@@ -272,3 +268,20 @@ class _Kept:
             "skipped": self.skipped,
             "sha256": self.digest.hexdigest(),
         }
+
+
+def check_source(source: Source) -> None:
+    """Find what is wrong with a source without reading it.
+
+    Raises:
+        ValueError: If it names nothing that is there, or a corpus on the Hub without a bound.
+    """
+    if isinstance(CORPORA.get(source.data), HubCorpus) and source.max_tokens is None:
+        raise ValueError(
+            f"data {source.data!r} is a corpus on the Hub; state max_tokens, the tokens of it to keep on this disk "
+            "(steps x sequences a step x length covers a run without repetition)"
+        )
+    if source.kind == "text":
+        open_corpus(source.data, **source.reading_options())
+    else:
+        rows_location(source)

@@ -1,0 +1,204 @@
+"""What a recipe's config may say. Its other keys are transformers' TrainingArguments, by their own names."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from ctxext.data.sources import Source
+
+# The PI paper's fine-tuning (arXiv 2306.15595, section 3.1: AdamW beta 0.9/0.95, no weight decay, 2e-5, linear warm-up
+# over 20 steps, then no decay) and what an exact log and an exact resume need; a config overrides each by its name.
+DEFAULTS: dict[str, Any] = {
+    "optim": "adamw_torch",
+    "adam_beta1": 0.9,
+    "adam_beta2": 0.95,
+    "weight_decay": 0.0,
+    "learning_rate": 2e-5,
+    "lr_scheduler_type": "constant_with_warmup",
+    "warmup_steps": 20,
+    "max_steps": 1000,
+    "per_device_train_batch_size": 1,
+    "logging_steps": 1,
+    "save_strategy": "steps",
+    "save_steps": 100,
+    "save_total_limit": 2,
+    "report_to": "none",
+    "seed": 0,
+}
+
+# What the recipe fixes, because anything else would break the data's order, the log or a resume.
+FIXED: dict[str, Any] = {
+    "logging_nan_inf_filter": False,
+    "train_sampling_strategy": "sequential",
+    "remove_unused_columns": False,
+    "label_names": ["labels"],
+}
+
+# TrainingArguments that cannot take effect here, and what to use in their place.
+REFUSED: dict[str, str] = {
+    **dict.fromkeys(("logging_nan_inf_filter", "remove_unused_columns", "label_names"), "the recipe sets it"),
+    "train_sampling_strategy": "the packs are shuffled already (data_seed, or seed)",
+    "length_column_name": "the packs are shuffled already (data_seed, or seed)",
+    "num_train_epochs": "state max_steps, or epochs for passes over a single source",
+    "gradient_accumulation_steps": "state batch_size, the sequences of one step over all devices",
+    "auto_find_batch_size": "it would change the batches; state per_device_train_batch_size",
+    "ignore_data_skip": "a resumed run sees the batches of the unbroken one",
+    "dataloader_drop_last": "the packs fill every batch",
+    "resume_from_checkpoint": "use resume",
+    "average_tokens_across_devices": "the loss is always averaged over the tokens of all devices",
+    "load_best_model_at_end": "evaluations are logged; choose a checkpoint-N by them",
+    "metric_for_best_model": "evaluations are logged; choose a checkpoint-N by them",
+    "greater_is_better": "evaluations are logged; choose a checkpoint-N by them",
+    "save_only_model": "such a checkpoint cannot be resumed; the final model is saved without optimizer states anyway",
+    "push_to_hub": "push the finished folder",
+    **dict.fromkeys(
+        (
+            "do_train",
+            "do_eval",
+            "do_predict",
+            "eval_strategy",
+            "eval_steps",
+            "eval_delay",
+            "eval_on_start",
+            "per_device_eval_batch_size",
+            "prediction_loss_only",
+            "batch_eval_metrics",
+            "eval_do_concat_batches",
+            "eval_accumulation_steps",
+            "include_for_metrics",
+            "bf16_full_eval",
+            "fp16_full_eval",
+        ),
+        "use evaluations and evaluate_every",
+    ),
+}
+
+
+class Data(BaseModel):
+    """The training data.
+
+    Attributes:
+        sources: One or several, mixed by their weights.
+        boundaries: `isolated`: packed documents do not read each other; `joined`: a pack is one sequence.
+        bos: Begin-of-sequence token at each document's start: `auto` (if the tokenizer has one), `always` or `never`.
+        eos: End-of-sequence token at each document's end, in the same words.
+        cache: The folder for tokens; ctxext's cache by default.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    sources: tuple[Source, ...] = Field(min_length=1)
+    boundaries: Literal["isolated", "joined"] = "isolated"
+    bos: Literal["auto", "always", "never"] = "auto"
+    eos: Literal["auto", "always", "never"] = "auto"
+    cache: str | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if len(self.sources) == 1 and "weight" in self.sources[0].model_fields_set:
+            raise ValueError("weight has no effect with a single source: leave it out")
+        return self
+
+
+class Lora(BaseModel):
+    """Low-rank adapters (arXiv 2106.09685).
+
+    Attributes:
+        r: Rank.
+        alpha: The adapters' output is scaled by alpha / r.
+        dropout: On the adapters' input.
+        targets: Names of the linear layers to adapt, such as `q_proj`.
+        embeddings_and_norms: Train the token embeddings and every norm too, as LongLoRA does (arXiv 2309.12307).
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    r: int = Field(default=8, ge=1)
+    alpha: float = Field(default=16, gt=0, allow_inf_nan=False)
+    dropout: float = Field(default=0.0, ge=0, lt=1)
+    targets: tuple[str, ...] = Field(default=("q_proj", "k_proj", "v_proj", "o_proj"), min_length=1)
+    embeddings_and_norms: bool = False
+
+
+class Recipe(BaseModel):
+    """A fine-tuning run.
+
+    Attributes:
+        model: A checkpoint folder, a GGUF file or a Hub id; patched already where `method` is not given.
+        length: Tokens in a training sequence; the length that the model is extended to.
+        method: The position method to patch the model with before training; the weights of SOURCE stay as they are.
+        original_length: The pretrained window in tokens, where the model's config is ambiguous.
+        method_options: The method's own options.
+        tuning: `full`, `lora` or `qlora` (the frozen weights in NF4).
+        lora: The adapters, for `lora` and `qlora`.
+        data: The training data.
+        batch_size: Sequences in one optimizer step, over all devices and accumulation.
+        epochs: Passes over the single source, in place of max_steps.
+        dtype: Of the weights while training; by default float32 for `full` and bfloat16 for the frozen ones otherwise.
+            (`bf16: true` computes in bfloat16 and keeps float32 weights.)
+        attention: transformers' attention backend.
+        warmup_start: The first step's rate, as a share of the rate after the warm-up.
+        evaluations: Evaluations to run while training: options by the name of an installed evaluation.
+        evaluate_every: Run them before the first step, after every so many, and at the end.
+        loss_limit: Stop when a step's loss is so many times the median of the 50 before it.
+        resume: `auto` (go on from the newest whole checkpoint of output_dir, if there is one) or `never`.
+        training: transformers' TrainingArguments; in a config they stand at the top level.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+
+    model: str
+    length: int = Field(ge=2)
+    data: Data
+    method: str | None = None
+    original_length: int | None = Field(default=None, ge=1)
+    method_options: dict[str, Any] = {}
+    tuning: Literal["full", "lora", "qlora"] = "full"
+    lora: Lora | None = None
+    batch_size: int = Field(default=64, ge=1)
+    epochs: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    dtype: Literal["float32", "bfloat16"] | None = None
+    attention: str = "sdpa"
+    warmup_start: float = Field(default=0.1, ge=0, le=1)
+    evaluations: dict[str, dict[str, Any]] = {}
+    evaluate_every: int | None = Field(default=None, ge=1)
+    loss_limit: float = Field(default=3.0, gt=1, allow_inf_nan=False)
+    resume: Literal["auto", "never"] = "auto"
+    training: dict[str, Any] = {}
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        problems = [*self._method_problems(), *self._evaluation_problems()]
+        if self.lora is not None and self.tuning == "full":
+            problems.append("lora has no effect with tuning 'full'; set tuning to lora or qlora, or leave it out")
+        if self.epochs is not None and len(self.data.sources) > 1:
+            problems.append("epochs are defined for a single source; state max_steps instead")
+        if self.tuning == "qlora" and self.dtype == "float32":
+            problems.append("dtype 'float32' has no effect with tuning 'qlora', whose frozen weights are NF4")
+        if problems:
+            raise ValueError("; ".join(problems))
+        return self
+
+    def _method_problems(self) -> list[str]:
+        given = {"original_length", "method_options"} & self.model_fields_set
+        if self.method is None and given:
+            return [f"{' and '.join(sorted(given))} have no effect without method"]
+        return []
+
+    def _evaluation_problems(self) -> list[str]:
+        if bool(self.evaluations) != (self.evaluate_every is not None):
+            return ["evaluations and evaluate_every go together: give both or neither"]
+        return []
+
+    @property
+    def weights_dtype(self) -> str:
+        """The dtype that the weights are loaded in."""
+        return self.dtype or ("float32" if self.tuning == "full" else "bfloat16")
+
+    @property
+    def adapters(self) -> Lora:
+        """The adapters of a run that has some."""
+        assert self.tuning != "full"
+        return self.lora or Lora()

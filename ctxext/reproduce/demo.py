@@ -41,7 +41,7 @@ class Step:
 
 
 STEPS = (
-    Step("loss", "perplexity", {"length": READ, "stride": 0, "max_windows": 1, "limit": 1, "buckets": "12"}),
+    Step("loss", "perplexity", {"length": READ, "stride": 0, "truncate": READ, "limit": 2, "buckets": "12"}),
     Step("passkey-inside", "passkey", {"length": INSIDE, "depths": DEPTHS, "trials": TRIALS}),
     Step("passkey-beyond", "passkey", {"length": READ, "depths": DEPTHS, "trials": TRIALS}),
 )
@@ -149,8 +149,8 @@ def render_report(report: dict[str, Any], pictures: list[str]) -> str:
     lines = [
         f"# SmolLM2-135M-Instruct beyond its window of {WINDOW} tokens, before any training",
         "",
-        f"`ctxext patch smollm2 patched --method {METHOD} --length {LENGTH}`; bfloat16, one document of sympy-source "
-        f"of {READ} tokens; passkey on a reduced grid of {DEPTHS} depths x {TRIALS} trials.",
+        f"`ctxext patch smollm2 patched --method {METHOD} --length {LENGTH}`; bfloat16, two documents of sympy-source "
+        f"cut to {READ} tokens; passkey on a reduced grid of {DEPTHS} depths x {TRIALS} trials.",
         "",
         f"| | loss within {WINDOW} | loss of the last 1024 of {READ} | passkeys at {INSIDE} | passkeys at {READ} |",
         "|---|---|---|---|---|",

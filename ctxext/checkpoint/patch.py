@@ -10,6 +10,7 @@ from typing import Any
 from ctxext.checkpoint.files import LINK_MODES, carried_files, place, read_json, weight_files, whole_folder, write_json
 from ctxext.checkpoint.plan import PatchPlan, plan_patch
 from ctxext.checkpoint.source import resolve_checkpoint
+from ctxext.checkpoint.verify import verify_checkpoint
 from ctxext.positions.base import nearest
 
 
@@ -75,8 +76,6 @@ def patch_checkpoint(
             place(path, partial / path.name, link)
         _write_small_files(plan, folder, partial)
         if verify:
-            from ctxext.checkpoint.verify import verify_checkpoint
-
             verify_checkpoint(partial)
     return {**report, "written": True, "verified": verify}
 

@@ -71,6 +71,18 @@ def plan_patch(
         check_length("original_length", original_length)
     check_geometry(text_section(config))
     rope = read_rope(config, original_length)
+    _check_composition(rope, chosen, length)
+    notes = _sliding_notes(text_section(config), rope.family, length, allow_sliding_window)
+    extension = Extension(window=rope.window, length=length, rotary_dim=rope.rotary_dim)
+    scaling = chosen.extend(rope.scaling, extension, **given)
+    written = write_rope(config, rope, scaling, length)
+    written["ctxext"] = _provenance(config, rope, chosen.name, length, given, source)
+    notes += _scaling_notes(config["model_type"], rope, scaling, length)
+    return PatchPlan(rope=rope, scaling=scaling, config=written, length=length, notes=notes)
+
+
+def _check_composition(rope: RopeConfig, chosen: type[RopeScaling], length: int) -> None:
+    """Refuse a window that cannot be known, a length that is not longer, and a method undefined on what is there."""
     if rope.ambiguity is not None:
         raise ValueError(rope.ambiguity)
     if length <= rope.window:
@@ -81,11 +93,11 @@ def plan_patch(
             f"the model is scaled by {rope.scaling.name!r} already ({rope.original_length} -> {rope.window}), and "
             f"{chosen.name!r} on top of it is not defined; use {' or '.join(allowed)}, or start from the unscaled base"
         )
-    notes = _sliding_notes(text_section(config), rope.family, length, allow_sliding_window)
-    extension = Extension(window=rope.window, length=length, rotary_dim=rope.rotary_dim)
-    scaling = chosen.extend(rope.scaling, extension, **given)
-    written = write_rope(config, rope, scaling, length)
-    written["ctxext"] = _provenance(config, rope, chosen.name, length, given, source)
+
+
+def _scaling_notes(model_type: str, rope: RopeConfig, scaling: RopeScaling, length: int) -> list[str]:
+    """Return what the user should know of the new scaling."""
+    notes = []
     if rope.window != rope.original_length:
         notes.append(
             f"composes with the {rope.scaling.name} scaling that is there: {length / rope.window:g} times more, "
@@ -94,7 +106,7 @@ def plan_patch(
     rope_type = scaling.rope_parameters(rope.rotary_dim, rope.original_length)["rope_type"]
     if rope.family.old_two_keys and rope_type not in ("default", *OLD_TWO_KEY_TYPES):
         notes.append(
-            f"transformers 4 refuses to load this: its {config['model_type']} knows only linear and dynamic scaling; "
+            f"transformers 4 refuses to load this: its {model_type} knows only linear and dynamic scaling; "
             "transformers 5 loads it"
         )
     if not scaling.is_static:
@@ -102,7 +114,7 @@ def plan_patch(
             f"stock {scaling.name} changes its frequencies with the sequence length, so a key-value cache goes stale: "
             "call ctxext.fit_length(model, n) after loading"
         )
-    return PatchPlan(rope=rope, scaling=scaling, config=written, length=length, notes=notes)
+    return notes
 
 
 def _check_options(method: type[RopeScaling], given: dict[str, Any]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from pathlib import Path
 from typing import Any
 
@@ -57,14 +58,15 @@ def cached_steps(model: Any, rows: torch.Tensor, mask: torch.Tensor) -> torch.Te
     cache = model(
         rows[:, :start], attention_mask=mask[:, :start], position_ids=positions[:, :start], use_cache=True
     ).past_key_values
+    cache_name = "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"  # from 5.24
     logits = []
     for i in range(start, rows.shape[1]):
         answer = model(
             rows[:, i : i + 1],
             attention_mask=mask[:, : i + 1],
             position_ids=positions[:, i : i + 1],
-            past_key_values=cache,
             use_cache=True,
+            **{cache_name: cache},
         )
         logits.append(answer.logits[:, -1])
     return torch.stack(logits)

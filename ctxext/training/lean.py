@@ -163,7 +163,7 @@ def enable_lean_loss(model: nn.Module, *, chunk_tokens: int = DEFAULT_CHUNK_TOKE
         ValueError: If the model has no decoder and head to part, adds a router's loss, or is lean already.
     """
     _check_chunk_tokens(chunk_tokens)
-    causal = _causal_model(model)
+    causal = causal_model(model)
     if hasattr(causal, "_plain_forward"):
         raise ValueError(
             f"{type(causal).__name__} has the lean loss already; call disable_lean_loss first to change it"
@@ -195,7 +195,7 @@ def disable_lean_loss(model: nn.Module) -> None:
     Raises:
         ValueError: If it does not have the lean loss.
     """
-    causal = _causal_model(model)
+    causal = causal_model(model)
     if not hasattr(causal, "_plain_forward"):
         raise ValueError(f"{type(causal).__name__} does not have the lean loss; enable_lean_loss gives it")
     plain = causal.__dict__.pop("_plain_forward")
@@ -204,7 +204,8 @@ def disable_lean_loss(model: nn.Module) -> None:
         causal.forward = plain
 
 
-def _causal_model(model: Any) -> Any:
+def causal_model(model: Any) -> Any:
+    """Return the causal model itself: what peft has wrapped, or the model as it is."""
     return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 

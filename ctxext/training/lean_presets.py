@@ -16,7 +16,7 @@ from torch import nn
 from torch.utils.checkpoint import create_selective_checkpoint_contexts
 
 from ctxext.positions.base import nearest
-from ctxext.training.lean import enable_lean_loss
+from ctxext.training.lean import causal_model, enable_lean_loss
 
 Recompute = Literal["nothing", "cheap", "layers"]
 _SAVED_OPERATIONS = (
@@ -90,8 +90,7 @@ def apply_preset(model: nn.Module, preset: str | MemoryPreset, *, offload: bool 
     if chosen.chunk_tokens is not None:
         enable_lean_loss(model, chunk_tokens=chosen.chunk_tokens)
     if chosen.recompute != "nothing":
-        causal: Any = model.get_base_model() if hasattr(model, "get_base_model") else model
-        causal.activation_checkpointing_enable(checkpointing_arguments(chosen.recompute), offload=offload)
+        causal_model(model).activation_checkpointing_enable(checkpointing_arguments(chosen.recompute), offload=offload)
 
 
 def checkpointing_arguments(recompute: Literal["cheap", "layers"]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import inspect
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from ctxext.evaluation.scoring import check_finite
+from ctxext.evaluation.scoring import check_finite, reading
 
 if TYPE_CHECKING:
     import torch
@@ -62,11 +62,9 @@ class Reader:
         Raises:
             ValueError: if the logits hold a NaN or infinity.
         """
-        import torch
-
         assert input_ids.shape[1] > 0, "there is nothing to read"
         tokens = input_ids.to(self.model.device)
-        with torch.inference_mode():
+        with reading(self.model):
             for start in range(0, tokens.shape[1], at_once):
                 piece = tokens[:, start : start + at_once]
                 output = self.model(input_ids=piece, use_cache=True, logits_to_keep=1, **{self.cache_name: cache})

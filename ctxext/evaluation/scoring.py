@@ -19,6 +19,17 @@ PROBE_TOKENS = 8
 PROBE_TOLERANCE = {"float32": 1e-4, "bfloat16": 3e-2, "float16": 5e-3}
 
 
+def reading(model: Any) -> Any:
+    """Return the context for forwards without gradients: inference mode, or no_grad where tensors outlive it.
+
+    DeepSpeed's ZeRO-3 gathers weights during a forward and keeps some for the next one, which may be in training.
+    """
+    import torch
+
+    partitioned = any(hasattr(parameter, "ds_id") for parameter in model.parameters())
+    return torch.no_grad() if partitioned else torch.inference_mode()
+
+
 class TokenScorer:
     """Scores tokens with a causal language model of transformers.
 
@@ -53,7 +64,7 @@ class TokenScorer:
         if self.model.get_output_embeddings() is None or self.model.base_model is self.model:
             return False
         probe = torch.arange(PROBE_TOKENS, device=self.model.device)[None] % self.vocabulary
-        with torch.inference_mode():
+        with reading(self.model):
             wanted = self.model(input_ids=probe, use_cache=False).logits[0].float()
             ours = self._logits(self._hidden(probe)[0]).to(wanted.device)
         if ours.shape != wanted.shape:
@@ -87,12 +98,10 @@ class TokenScorer:
         Raises:
             ValueError: if the logits hold a NaN or infinity.
         """
-        import torch
-
         device = self.model.device
         wanted = (targets >= 0).to(device)
         flat_targets = targets[targets >= 0]
-        with torch.inference_mode():
+        with reading(self.model):
             if self.split:
                 hidden = self._hidden(input_ids.to(device))
                 chosen = hidden[wanted.to(hidden.device)]

@@ -1,0 +1,130 @@
+"""Adapters that know which position method they were trained with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from ctxext.checkpoint.files import carried_files, place, read_json, whole_folder
+from ctxext.checkpoint.normalize import normalize_config
+from ctxext.checkpoint.rope_config import RopeConfig, read_rope
+from ctxext.checkpoint.source import resolve_checkpoint
+from ctxext.training.arguments import Lora
+
+
+def add_adapters(model: Any, lora: Lora, quantized: bool) -> Any:
+    """Return a peft model around a model of transformers, its adapters fresh.
+
+    Args:
+        model: Any causal language model.
+        lora: Rank, targets and whether embeddings and norms are trained too.
+        quantized: Whether the model's weights are in NF4.
+    """
+    from peft import LoraConfig, get_peft_model, prepare_model_for_kbit_training
+
+    if quantized:
+        model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
+    tied = bool(model.config.get_text_config().tie_word_embeddings)
+    config = LoraConfig(
+        task_type="CAUSAL_LM",
+        r=lora.r,
+        lora_alpha=lora.alpha,
+        lora_dropout=lora.dropout,
+        target_modules=list(lora.targets),
+        modules_to_save=embeddings_and_norms(model) if lora.embeddings_and_norms else None,
+        ensure_weight_tying=lora.embeddings_and_norms and tied,
+    )
+    return get_peft_model(model, config)
+
+
+def embeddings_and_norms(model: Any) -> list[str]:
+    """Return the names of the token embeddings and of every norm, as peft's `modules_to_save` takes them."""
+    embedding = model.get_input_embeddings()
+    names = {
+        name.split(".")[-1]
+        for name, module in model.named_modules()
+        if module is embedding or type(module).__name__.lower().endswith("norm")
+    }
+    return sorted(names)
+
+
+def recorded_config(adapter: Path) -> dict[str, Any]:
+    """Return the config of the patched model that an adapter was trained on.
+
+    Raises:
+        ValueError: If the adapter has none.
+    """
+    if not (adapter / "config.json").exists():
+        raise ValueError(
+            f"adapter {adapter} does not say which position method it was trained with (it has no config.json); "
+            "give a base that is patched as it was, and apply it with peft itself"
+        )
+    return read_json(adapter / "config.json")
+
+
+def check_adapter(config: dict[str, Any], adapter: Path) -> None:
+    """Refuse an adapter on a model that reads positions otherwise than the one that it was trained on.
+
+    Args:
+        config: The model's config.
+        adapter: The adapter's folder; one that records nothing passes, for ctxext did not train it.
+
+    Raises:
+        ValueError: If they differ, naming both.
+    """
+    if not (adapter / "config.json").exists():
+        return
+    recorded, given = read_rope(read_json(adapter / "config.json")), read_rope(config)
+    if (recorded.scaling, recorded.window) != (given.scaling, given.window):
+        raise ValueError(
+            f"adapter {adapter} was trained on a model with {_said(recorded)}, and this one has {_said(given)}: patch "
+            f"the base first (`ctxext patch BASE OUTPUT --method {recorded.scaling.name} --length {recorded.window}`) "
+            "or merge the adapter (`ctxext merge`), which does it by itself"
+        )
+
+
+def _said(rope: RopeConfig) -> str:
+    scaling = rope.scaling
+    if scaling.name == "theta":
+        return f"no scaling, theta {scaling.rope_theta:g} and {rope.window} tokens"
+    return f"{scaling.name} scaling from {rope.original_length} to {rope.window} tokens"
+
+
+def merge_adapter(adapter: str | Path, output: str | Path, *, base: str | None = None, force: bool = False) -> Path:
+    """Write a checkpoint with an adapter merged into its base, patched as the adapter records; return its folder.
+
+    Everything that was trained is kept: adapters, embeddings and norms, and the tie between embeddings and output.
+    An adapter that was trained on NF4 weights is merged into the unquantized ones.
+
+    Args:
+        adapter: The adapter's folder or Hub id.
+        output: The folder to make.
+        base: The base's folder or Hub id; by default the one that the adapter names.
+        force: Replace an OUTPUT that is not empty.
+
+    Raises:
+        ValueError: If the adapter records no method, or does not fit the base.
+    """
+    from peft import PeftConfig, PeftModel
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    folder, target = resolve_checkpoint(adapter), Path(output).expanduser()
+    recorded = recorded_config(folder)
+    named = base or PeftConfig.from_pretrained(folder).base_model_name_or_path
+    if not named:
+        raise ValueError(f"adapter {folder} does not name its base: give --base")
+    base_folder = resolve_checkpoint(named)
+    config = AutoConfig.from_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(base_folder, config=config, dtype="auto")
+    check_adapter(model.config.to_dict(), folder)
+    merged = PeftModel.from_pretrained(model, folder).merge_and_unload()
+    tied = bool(recorded.get("tie_word_embeddings", merged.config.get_text_config().tie_word_embeddings))
+    merged.config.tie_word_embeddings = tied
+    merged.tie_weights()
+    with whole_folder(target, force) as partial:
+        merged.save_pretrained(partial)
+        for relative in carried_files(folder):
+            if not relative.name.startswith(("adapter_", "ctxext_state", "generation_config")):
+                place(folder / relative, partial / relative, "copy")
+        normalize_config(partial)
+    return target

@@ -1,0 +1,130 @@
+"""Fine-tune a RoPE model at a longer length: fully, with LoRA or with QLoRA, on transformers' Trainer.
+
+    accelerate launch --config_file recipes/accelerate/zero2.yaml \
+        recipes/finetune.py --config recipes/configs/pi-llama2-7b-8k.yaml --max_steps 200
+
+A config states the model, the position method and length, the data, and any of transformers' TrainingArguments by
+name; the command line overrides each (`--learning_rate 1e-5`, `--data.sources.0.max_tokens 1000000`). Everything that
+is wrong is said at once, before a model is loaded. A run that was killed goes on when the same command is given again,
+and its log is that of an unbroken run.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig, set_seed
+
+from ctxext.data.dataset import PackedDataset
+from ctxext.data.packing import Packs
+from ctxext.data.tokens import TokenRules, TokenStore, open_store
+from ctxext.positions.live import fit_length, patch
+from ctxext.training.adapters import add_adapters
+from ctxext.training.arguments import Recipe
+from ctxext.training.callbacks import Evaluations, JsonLog
+from ctxext.training.checkpoints import identity, resume_from
+from ctxext.training.config_file import apply_overrides, parse_config, read_yaml, training_arguments
+from ctxext.training.isolation import isolate_documents
+from ctxext.training.preflight import evaluations_of, patch_options, preflight
+from ctxext.training.trainer import ContextTrainer
+from ctxext.training.watch import TrainingStopped
+
+
+def read_recipe(words: list[str]) -> tuple[Recipe, Path]:
+    """Return the recipe of a command line, and the folder of its model; nothing is loaded yet."""
+    if "--config" not in words[:-1]:
+        raise ValueError("give --config FILE.yaml; `ctxext recipe list` names those that come with ctxext")
+    at = words.index("--config")
+    path = Path(words[at + 1])
+    recipe = parse_config(apply_overrides(read_yaml(path), words[:at] + words[at + 2 :]), str(path))
+    return recipe, preflight(recipe, str(path))
+
+
+def load_tokens(recipe: Recipe, tokenizer: Any) -> list[TokenStore]:
+    """Return the sources' tokens, read and tokenized on first use."""
+    rules = TokenRules(bos=recipe.data.bos, eos=recipe.data.eos, longest_whole=recipe.length)
+    cache = Path(recipe.data.cache).expanduser() if recipe.data.cache else None
+    return [open_store(source, tokenizer, rules, cache) for source in recipe.data.sources]
+
+
+def plan_packs(recipe: Recipe, args: Any, stores: list[TokenStore]) -> Packs:
+    """Return the packs of the whole run; with `epochs`, set the number of steps from them."""
+    seed = args.data_seed if args.data_seed is not None else args.seed
+    plan = {"length": recipe.length, "boundaries": recipe.data.boundaries, "seed": seed}
+    if recipe.epochs is not None:
+        args.max_steps = math.ceil(len(Packs(stores, passes=recipe.epochs, **plan)) / recipe.batch_size)
+    return Packs(stores, count=args.max_steps * recipe.batch_size, **plan)
+
+
+def load_model(recipe: Recipe, folder: Path) -> Any:
+    """Return the model: patched, its documents isolated, and with fresh adapters if the recipe has some."""
+    dtype = getattr(torch, recipe.weights_dtype)
+    quantization = None
+    if recipe.tuning == "qlora":
+        quantization = BitsAndBytesConfig(
+            load_in_4bit=True,
+            bnb_4bit_quant_type="nf4",
+            bnb_4bit_use_double_quant=True,
+            bnb_4bit_compute_dtype=torch.bfloat16,
+        )
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=dtype, attn_implementation=recipe.attention, quantization_config=quantization
+    )
+    if recipe.method is not None:
+        patch(model, **patch_options(recipe))
+    fit_length(
+        model, recipe.length
+    )  # dynamic and longrope: the frequencies of the full length, in short documents too
+    isolate_documents(model)
+    if recipe.tuning != "full":
+        model = add_adapters(model, recipe.adapters, quantized=recipe.tuning == "qlora")
+    return model
+
+
+def finetune(words: list[str]) -> Path:
+    """Run a recipe; return the folder of the finished model or adapter."""
+    recipe, folder = read_recipe(words)
+    args = training_arguments(recipe, world_size=int(os.environ.get("WORLD_SIZE", "1")))
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.model_max_length = recipe.length
+    with args.main_process_first(desc="tokenizing"):
+        stores = load_tokens(recipe, tokenizer)
+    packs = plan_packs(recipe, args, stores)
+    newest = resume_from(Path(args.output_dir), recipe.resume, identity(recipe, packs.digest()))
+
+    set_seed(args.seed)  # fresh adapters
+    pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else (tokenizer.eos_token_id or 0)
+    trainer = ContextTrainer(load_model(recipe, folder), args, recipe, PackedDataset(packs, pad), tokenizer)
+    trainer.add_callback(JsonLog(Path(args.output_dir)))
+    if recipe.evaluate_every is not None:
+        evaluations = Evaluations(evaluations_of(recipe), recipe.evaluate_every, tokenizer)
+        evaluations.trainer = trainer
+        trainer.add_callback(evaluations)
+    trainer.train(resume_from_checkpoint=None if newest is None else str(newest))
+    return trainer.save_final()
+
+
+def main() -> None:
+    """Run the command line: exit 2 if it cannot be run as given, 1 if the run had to be stopped."""
+    try:
+        final = finetune(sys.argv[1:])
+        if os.environ.get("RANK", "0") == "0":
+            print(f"finished: {final}", file=sys.stderr)
+    except TrainingStopped as error:
+        print(f"finetune: {error}", file=sys.stderr)
+        os._exit(1)  # other processes wait in a collective: leave without waiting for them
+    except ValueError as error:
+        print(f"finetune: {error}", file=sys.stderr)
+        sys.exit(2)
+    if torch.distributed.is_initialized():
+        torch.distributed.barrier()
+        torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -16,6 +16,7 @@ from functools import cached_property
 from typing import Any, ClassVar
 
 from ctxext.evaluation.base import Evaluation, Plan, Plot, Session, Summary, Unit, option
+from ctxext.evaluation.bos import BOS_HELP, bos_token, check_bos_rule
 from ctxext.evaluation.prefix import Prefix, Reader
 
 HEADER = (
@@ -50,11 +51,10 @@ class PromptMaker:
     stretches start at its beginning.
     """
 
-    def __init__(self, tokenizer: Any, length: int) -> None:
-        """Tokenize the pieces of prompts with `length` tokens."""
+    def __init__(self, tokenizer: Any, length: int, bos: int | None) -> None:
+        """Tokenize the pieces of prompts with `length` tokens, the token `bos` first if there is one."""
         self.tokenizer = tokenizer
         self.length = length
-        bos = tokenizer.bos_token_id
         self.header = ([] if bos is None else [bos]) + self.encode(HEADER)
         self.question = self.encode(QUESTION)
         once = self.encode(FILLER)
@@ -108,21 +108,22 @@ class PasskeyRetrieval(Evaluation):
     depths: int = option(FULL_DEPTHS, "distances k, evenly spaced over the feasible ones")
     trials: int = option(FULL_TRIALS, "prompts at each distance, each with a random key")
     seed: int = option(0, "of the random keys")
+    bos: str = option("auto", BOS_HELP.format(where="prompt's start"))
     kmax_only: bool = option(
         False, "only find k_max: a distance ends once it is settled, the sweep at the first failure"
     )
 
     def __post_init__(self) -> None:
-        wrong = [f"--{name} {getattr(self, name)} must be at least 1" for name in ("length", "depths", "trials")]
-        wrong = [
-            text for text, name in zip(wrong, ("length", "depths", "trials"), strict=True) if getattr(self, name) < 1
-        ]
+        counts = ("length", "depths", "trials")
+        wrong = [f"--{name} {getattr(self, name)} must be at least 1" for name in counts if getattr(self, name) < 1]
+        wrong += check_bos_rule(self.bos)
         if wrong:
             raise ValueError("; ".join(wrong))
 
     def plan(self, session: Session) -> Plan:
         """Spread the distances; with `kmax_only` from the nearest, else from the farthest (the prefix only grows)."""
-        maker = PromptMaker(session.tokenizer, self.length)
+        bos = bos_token(session.tokenizer, self.bos)
+        maker = PromptMaker(session.tokenizer, self.length, bos)
         low, high = maker.range_of_k()
         if high - low + 1 < self.depths:
             raise ValueError(
@@ -131,7 +132,6 @@ class PasskeyRetrieval(Evaluation):
             )
         session.memo["maker"] = maker
         session.memo["prefix"] = Prefix(Reader(session.model), maker.prefix())
-        bos = session.tokenizer.bos_token_id
         plan = Plan(
             units=[], notes=[f"begin-of-sequence token {'none' if bos is None else bos} at the prompt's start"]
         )

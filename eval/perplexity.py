@@ -14,10 +14,10 @@ from typing import Any, ClassVar
 from ctxext.data.corpora import Corpus, open_corpus
 from ctxext.data.documents import Document, documents_hash
 from ctxext.evaluation.base import Evaluation, Plan, Plot, Session, Summary, Unit, option
+from ctxext.evaluation.bos import BOS_HELP, bos_token, check_bos_rule
 from ctxext.evaluation.scoring import TokenScorer, bucket_edges
 from ctxext.evaluation.windows import Window, evenly_spaced, plan_windows
 
-BOS_RULES = ("auto", "always", "never")
 MAX_EXPONENT = 700.0
 
 
@@ -73,9 +73,7 @@ class Perplexity(Evaluation):
     stream: bool = option(False, "one long stream of all documents instead of document by document")
     truncate: int = option(0, "read only the first tokens of each document; 0 reads all")
     min_tokens: int = option(0, "skip documents with fewer tokens; 0 means the length (a stream skips none)")
-    bos: str = option(
-        "auto", "begin-of-sequence token at each document's start: auto (if the tokenizer has one), always, never"
-    )
+    bos: str = option("auto", BOS_HELP.format(where="document's start"))
     max_windows: int = option(0, "score only so many windows, evenly spaced over all; 0 scores all")
     limit: int = option(0, "use only the first documents that are long enough; 0 uses all", scored=False)
     buckets: str = option(
@@ -98,8 +96,7 @@ class Perplexity(Evaluation):
                 wrong.append(f"--{name.replace('_', '-')} {getattr(self, name)} must not be negative")
         if self.truncate and self.truncate < max(self._min_tokens(), 2):
             wrong.append(f"--truncate {self.truncate} leaves less than the {max(self._min_tokens(), 2)} tokens needed")
-        if self.bos not in BOS_RULES:
-            wrong.append(f"--bos {self.bos!r} is not known; allowed: {', '.join(BOS_RULES)}")
+        wrong += check_bos_rule(self.bos)
         if wrong:
             raise ValueError("; ".join(wrong))
         bucket_edges(self.length, self.buckets)
@@ -111,12 +108,6 @@ class Perplexity(Evaluation):
 
     def _min_tokens(self) -> int:
         return self.min_tokens or (1 if self.stream else self.length)
-
-    def _bos(self, tokenizer: Any) -> int | None:
-        bos = tokenizer.bos_token_id
-        if self.bos == "always" and bos is None:
-            raise ValueError("--bos always: this tokenizer has no begin-of-sequence token; use --bos auto or never")
-        return None if self.bos == "never" else bos
 
     def _kept(self, corpus: Corpus, tokenizer: Any, plan: Plan) -> Iterator[tuple[Document, list[int]]]:
         """Yield the documents that are long enough, with their tokens; count those that are not in `plan`."""
@@ -149,7 +140,7 @@ class Perplexity(Evaluation):
             data_config=self.data_config,
             data_revision=self.data_revision,
         )
-        bos = self._bos(session.tokenizer)
+        bos = bos_token(session.tokenizer, self.bos)
         head = [] if bos is None else [bos]
         plan.notes.append(f"begin-of-sequence token {'none' if bos is None else bos} at each document's start")
         used: list[Document] = []
@@ -181,7 +172,7 @@ class Perplexity(Evaluation):
         jobs = [Job(one, window) for one in sequences for window in plan_windows(len(one.ids), self.length, stride)]
         if not jobs:
             raise ValueError(f"{self.data} leaves no token to score: every document has fewer than two tokens")
-        if self._bos(session.tokenizer) is None:
+        if bos_token(session.tokenizer, self.bos) is None:
             plan.skipped["first_tokens_without_context"] = len(sequences)
         chosen = [jobs[index] for index in evenly_spaced(len(jobs), self.max_windows)]
         if len(chosen) < len(jobs):

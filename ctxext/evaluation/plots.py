@@ -33,7 +33,7 @@ def _cell_edges(x: Sequence[float]) -> list[float]:
     if len(x) == 1:
         return [x[0] - 0.5, x[0] + 0.5]
     inner = [(low + high) / 2 for low, high in zip(x[:-1], x[1:], strict=True)]
-    return [x[0] - (inner[0] - x[0]), *inner, x[-1] + (x[-1] - inner[-1])]
+    return [max(0.0, x[0] - (inner[0] - x[0])), *inner, x[-1] + (x[-1] - inner[-1])]
 
 
 def _draw_heat(axes: Any, curves: Curves) -> None:
@@ -82,7 +82,7 @@ def draw_curves(curves: Curves, path: Path, original_window: int | None = None) 
             f" original window {original_window}",
             (original_window, 1),
             xycoords=axes.get_xaxis_transform(),
-            va="top",
+            va="top" if first["kind"] == "line" else "bottom",
             fontsize=8,
         )
     for side in ("top", "right"):

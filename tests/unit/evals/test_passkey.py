@@ -22,7 +22,7 @@ def text_of(tokenizer, ids):
 @pytest.mark.parametrize("bos", [True, False])
 def test_prompts_have_the_exact_length_and_the_key_at_k(byte_session, length, bos):
     tokenizer = byte_session(bos=bos).tokenizer
-    maker = PromptMaker(tokenizer, length)
+    maker = PromptMaker(tokenizer, length, tokenizer.bos_token_id)
     low, high = maker.range_of_k()
     for k in (low, (low + high) // 2, high):
         ids = maker.prefix()[: length - k] + maker.suffix(k, 31415)
@@ -46,7 +46,7 @@ def test_distances_by_hand():
 
 def plain_answers(session, evaluation, k, keys):
     """Every prompt written out and decoded token by token, with neither cache nor batch."""
-    maker = PromptMaker(session.tokenizer, evaluation.length)
+    maker = PromptMaker(session.tokenizer, evaluation.length, session.tokenizer.bos_token_id)
     answers = []
     for key in keys:
         filler = maker.filler[: evaluation.length - k - len(maker.header)]
@@ -141,7 +141,7 @@ def test_kmax_only_ends_a_distance_once_it_is_settled(byte_session):
 
 
 def test_keys_depend_on_seed_distance_and_trial_only(byte_session):
-    maker = PromptMaker(byte_session().tokenizer, 420)
+    maker = PromptMaker(byte_session().tokenizer, 420, None)
     k = sum(maker.range_of_k()) // 2
     ten = PasskeyRetrieval(length=420, trials=10).keys(maker, k)
     assert PasskeyRetrieval(length=420, depths=3, trials=4).keys(maker, k) == ten[:4]
@@ -165,3 +165,19 @@ def test_lengths_that_leave_too_few_distances(byte_session):
         PasskeyRetrieval(length=100).plan(byte_session())
     with pytest.raises(ValueError, match="--length 0 must be at least 1; --trials -1 must be at least 1"):
         PasskeyRetrieval(length=0, trials=-1)
+
+
+def test_the_begin_of_sequence_token_follows_the_rule_and_is_part_of_the_protocol(byte_session):
+    def first_token(bos, rule):
+        session = byte_session(bos=bos)
+        PasskeyRetrieval(length=420, depths=2, trials=1, bos=rule).plan(session)
+        return session.memo["maker"].header[0]
+
+    there = byte_session().tokenizer("There", add_special_tokens=False)["input_ids"][0]
+    assert [first_token(True, rule) for rule in ("auto", "always", "never")] == [256, 256, there]
+    assert first_token(False, "auto") == there != 256
+    with pytest.raises(ValueError, match="this tokenizer has no begin-of-sequence token; use --bos auto or never"):
+        first_token(False, "always")
+    with pytest.raises(ValueError, match="--bos 'sometimes' is not known; allowed: auto, always, never"):
+        PasskeyRetrieval(bos="sometimes")
+    assert PasskeyRetrieval(bos="never").protocol_id() != PasskeyRetrieval().protocol_id()

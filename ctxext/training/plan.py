@@ -27,6 +27,7 @@ from typing import Literal
 from ctxext.training.plan_shape import ModelShape
 
 Method = Literal["full", "lora", "qlora"]
+Recompute = Literal["nothing", "cheap", "layers"]
 Device = Literal["cuda", "cpu"]
 METHODS: tuple[Method, ...] = ("full", "lora", "qlora")
 DEFAULT_RANK = 8  # LongLoRA (arXiv 2309.12307): q, k, v, o at rank 8
@@ -50,7 +51,7 @@ class Setting:
 
     method: Method
     stage: int
-    recompute: Literal["nothing", "cheap", "layers"]
+    recompute: Recompute
     chunk_tokens: int | None
     offload: Literal["none", "activations", "optimizer", "all"] = "none"
 
@@ -129,7 +130,7 @@ def predict(shape: ModelShape, setting: Setting, load: Load) -> Prediction:
         on_host = tokens * shape.layers * 2.0 * shape.width
         kept -= on_host
     logits, head_gradient = _logits(shape, setting, tokens)
-    workspace = tokens * (6 * shape.inner + 8 * shape.width)
+    workspace = 1.0 * tokens * (6 * shape.inner + 8 * shape.width)
     if setting.recompute != "nothing":
         workspace += tokens * layer_bytes(shape, setting.method, "nothing", load.rank)
     if setting.method == "qlora":

@@ -11,7 +11,6 @@ from typing import Any
 from ctxext.checkpoint.headers import TensorHeader, read_headers
 
 _MIXTURES = ("num_local_experts", "num_experts", "n_routed_experts")
-_BYTES = {"F64": 8, "F32": 4, "BF16": 2, "F16": 2}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +30,6 @@ class ModelShape:
         linear_parameters: Numbers in the layers' matrices, those that QLoRA quantizes.
         largest_matrix: Numbers of the largest of these matrices.
         attention_matrices: `(outputs, inputs)` of the attention projections of all layers, those that LoRA adapts.
-        weight_bytes: Bytes of a number in the files.
     """
 
     width: int
@@ -46,7 +44,6 @@ class ModelShape:
     linear_parameters: int
     largest_matrix: int
     attention_matrices: tuple[tuple[int, int], ...]
-    weight_bytes: int
 
 
 def read_shape(folder: Path) -> ModelShape:
@@ -99,5 +96,4 @@ def _shape(config: dict[str, Any], tensors: dict[str, TensorHeader]) -> ModelSha
         attention_matrices=tuple(
             (shape[0], shape[1]) for name, shape in matrices.items() if "attn" in name or "attention" in name
         ),
-        weight_bytes=max(_BYTES.get(tensor.dtype, 1) for tensor in tensors.values()),
     )

@@ -6,11 +6,12 @@ JSON document on stdout; logs, progress bars and errors go to stderr.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TextIO
 
 import typer
 
@@ -41,9 +42,12 @@ def root(
     """Extend the context window of pretrained RoPE language models."""
 
 
+_answers: TextIO | None = None  # where answers go when stdout is closed to everything else; None is stdout
+
+
 def emit(answer: Any, as_json: bool, render: Callable[[Any], str]) -> None:
     """Print `answer` on stdout: one JSON document with `as_json`, else the text that `render` makes of it."""
-    print(json.dumps(answer, indent=2) if as_json else render(answer))
+    print(json.dumps(answer, indent=2) if as_json else render(answer), file=_answers)
 
 
 Source = Annotated[str, typer.Argument(help="A checkpoint folder, a .gguf file, or a Hub id (org/name[@revision]).")]
@@ -147,7 +151,7 @@ def demo_command(
     output: Annotated[Path, typer.Option(help="The report folder.")] = Path("demo-report"),
     as_json: Json = False,
 ) -> None:
-    """Show what patching does: SmolLM2 before and after, with a report and pictures (about 8 minutes on 2 cores)."""
+    """Show what patching does: SmolLM2 before and after, with a report and pictures (about 9 minutes on 2 cores)."""
     from ctxext.reproduce.demo import render_demo, run_demo
 
     emit(run_demo(output), as_json, render_demo)
@@ -184,9 +188,15 @@ def bench_command(
 
 
 def main() -> None:
-    """Run the command line; a `ValueError` or `OSError` of the library is the user's: exit 2 with its message."""
+    """Run the command line; a `ValueError` or `OSError` of the library is the user's: exit 2 with its message.
+
+    With `--json`, what libraries print while the command runs goes to stderr: stdout holds the answer alone.
+    """
+    global _answers
+    _answers = sys.stdout
     try:
-        app()
+        with contextlib.redirect_stdout(sys.stderr) if "--json" in sys.argv else contextlib.nullcontext():
+            app()
     except (ValueError, OSError) as error:
         print(f"ctxext: {error}", file=sys.stderr)
         sys.exit(2)

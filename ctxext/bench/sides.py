@@ -121,7 +121,7 @@ def _passkey(options: dict[str, Any], kmax_only: bool) -> Any:
     from ctxext.evaluation.base import build
     from ctxext.evaluation.registry import load
 
-    chosen = {name: options[name] for name in ("length", "depths", "trials")}
+    chosen = {name: options[name] for name in ("length", "depths", "trials", "bos")}
     return build(load("passkey"), {**chosen, "kmax_only": kmax_only})
 
 

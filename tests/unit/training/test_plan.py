@@ -56,6 +56,7 @@ def test_layer_bytes_are_what_autograd_keeps(llama: Path, method: Any, recompute
     assert counted == layer_bytes(shape, method, recompute)
 
 
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # peft asks for it
 def test_shape_of_a_checkpoint(llama: Path) -> None:
     shape, model = read_shape(llama), tiny_model()
     assert shape.parameters == sum(p.numel() for p in model.parameters())

@@ -16,6 +16,7 @@ from typing import Annotated, Any, TextIO
 import typer
 
 from ctxext.evaluation.commands import compare, eval_app, sweep
+from ctxext.training.commands import data_app, merge, recipe_app
 
 app = typer.Typer(
     name="ctxext",
@@ -144,6 +145,9 @@ def doctor_command(
 app.add_typer(eval_app, name="eval")
 app.command("compare")(compare)
 app.command("sweep")(sweep)
+app.add_typer(data_app, name="data")
+app.add_typer(recipe_app, name="recipe")
+app.command("merge")(merge)
 
 
 @app.command("demo")

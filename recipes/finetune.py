@@ -22,7 +22,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig
 
 from ctxext.data.dataset import PackedDataset
 from ctxext.data.packing import Packs
-from ctxext.data.tokens import TokenRules, TokenStore, open_store
+from ctxext.data.tokens import TokenStore
 from ctxext.positions.live import fit_length, patch
 from ctxext.training.adapters import add_adapters
 from ctxext.training.arguments import Recipe
@@ -31,6 +31,7 @@ from ctxext.training.checkpoints import identity, resume_from
 from ctxext.training.config_file import apply_overrides, parse_config, read_yaml, training_arguments
 from ctxext.training.isolation import isolate_documents
 from ctxext.training.preflight import evaluations_of, patch_options, preflight
+from ctxext.training.prepare import load_tokens
 from ctxext.training.trainer import ContextTrainer
 from ctxext.training.watch import TrainingStopped
 
@@ -43,13 +44,6 @@ def read_recipe(words: list[str]) -> tuple[Recipe, Path]:
     path = Path(words[at + 1])
     recipe = parse_config(apply_overrides(read_yaml(path), words[:at] + words[at + 2 :]), str(path))
     return recipe, preflight(recipe, str(path))
-
-
-def load_tokens(recipe: Recipe, tokenizer: Any) -> list[TokenStore]:
-    """Return the sources' tokens, read and tokenized on first use."""
-    rules = TokenRules(bos=recipe.data.bos, eos=recipe.data.eos, longest_whole=recipe.length)
-    cache = Path(recipe.data.cache).expanduser() if recipe.data.cache else None
-    return [open_store(source, tokenizer, rules, cache) for source in recipe.data.sources]
 
 
 def plan_packs(recipe: Recipe, args: Any, stores: list[TokenStore]) -> Packs:
@@ -86,8 +80,8 @@ def load_model(recipe: Recipe, folder: Path) -> Any:
     return model
 
 
-def finetune(words: list[str]) -> Path:
-    """Run a recipe; return the folder of the finished model or adapter."""
+def prepare(words: list[str]) -> tuple[ContextTrainer, Path | None]:
+    """Return the trainer of a command line, and the checkpoint that it goes on from, if there is one."""
     recipe, folder = read_recipe(words)
     args = training_arguments(recipe, world_size=int(os.environ.get("WORLD_SIZE", "1")))
     tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -105,6 +99,12 @@ def finetune(words: list[str]) -> Path:
         evaluations = Evaluations(evaluations_of(recipe), recipe.evaluate_every, tokenizer)
         evaluations.trainer = trainer
         trainer.add_callback(evaluations)
+    return trainer, newest
+
+
+def finetune(words: list[str]) -> Path:
+    """Run a recipe; return the folder of the finished model or adapter."""
+    trainer, newest = prepare(words)
     trainer.train(resume_from_checkpoint=None if newest is None else str(newest))
     return trainer.save_final()
 

@@ -49,6 +49,9 @@ def finish_folder(folder: Path, length: int, config: Any | None = None) -> None:
     """
     if config is not None:
         config.save_pretrained(folder)
+        base = read_json(folder / "config.json")
+        if base.pop("quantization_config", None) is not None:  # of this run's memory, not of the base
+            write_json(folder / "config.json", base)
     normalize_config(folder)
     path = folder / "tokenizer_config.json"
     if path.exists():

@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 from transformers import Trainer
 
+from ctxext.checkpoint.files import weight_files
 from ctxext.data.dataset import PackedDataset, stack
 from ctxext.training.arguments import Recipe
 from ctxext.training.checkpoints import PARTIAL, drop_old, finish_folder, identity, publish, write_state
@@ -70,6 +72,27 @@ class ContextTrainer(Trainer):  # type: ignore[misc]
             factors = [_warmed_up(start, steps, after) for after in scheduler.lr_lambdas]
             self.lr_scheduler = scheduler = torch.optim.lr_scheduler.LambdaLR(scheduler.optimizer, factors)
         return scheduler
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        """Load weights or adapter of a checkpoint.
+
+        Trainer's own reads config.json as a config without a type, and fails where that holds both dialects.
+        """
+        model, folder = model or self.model, Path(resume_from_checkpoint)
+        if self.is_fsdp_enabled:
+            super()._load_from_checkpoint(resume_from_checkpoint, model)
+        elif hasattr(model, "peft_config"):
+            model.load_adapter(str(folder), model.active_adapters[0], is_trainable=True)
+        else:
+            weights = [path for path in weight_files(folder) if path.suffix == ".safetensors"]
+            unread = set(model.state_dict())
+            for path in weights:
+                tensors = load_file(path)
+                model.load_state_dict(tensors, strict=False)
+                unread -= set(tensors)
+            model.tie_weights()
+            lost = unread - set(getattr(model, "_tied_weights_keys", None) or ())
+            assert not lost, f"{folder} lacks {sorted(lost)}"
 
     def _get_output_dir(self, trial: Any) -> str:
         return self._output_override or str(super()._get_output_dir(trial))

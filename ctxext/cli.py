@@ -204,6 +204,8 @@ def main() -> None:
     except (ValueError, OSError) as error:
         print(f"ctxext: {error}", file=sys.stderr)
         sys.exit(2)
+    finally:
+        _answers = None
 
 
 if __name__ == "__main__":

@@ -117,13 +117,20 @@ def _quantization(settings: RunSettings) -> dict[str, Any]:
 
 
 def _apply_adapter(model: Any, folder: Path) -> Any:
-    """Return the transformers model with the adapter's layers in it."""
+    """Return the transformers model with the adapter's layers in it.
+
+    Raises:
+        ValueError: If it learns a prompt, or was trained on a model that reads positions otherwise.
+    """
     from peft import PeftConfig, PeftModel
+
+    from ctxext.training.adapters import check_adapter
 
     if PeftConfig.from_pretrained(folder).is_prompt_learning:
         raise ValueError(
             f"--adapter {folder} learns a prompt, which would shift every position: it cannot be evaluated"
         )
+    check_adapter(model.config.to_dict(), folder)
     return PeftModel.from_pretrained(model, folder).get_base_model()
 
 

@@ -237,6 +237,24 @@ def test_an_adapter_changes_the_score_and_the_hash(byte_checkpoint, evaluation, 
     assert result.checkpoint["hash"] != base.checkpoint["hash"]
 
 
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")  # peft reads the old name
+def test_an_adapter_trained_on_a_patched_model_is_refused_on_the_unpatched_one(byte_checkpoint, tmp_path):
+    from peft import LoraConfig, get_peft_model
+
+    from ctxext.checkpoint.patch import patch_checkpoint
+
+    base = byte_checkpoint("llama", True)
+    patched = tmp_path / "patched"
+    patch_checkpoint(base, patched, method="yarn", length=4096, verify=False)
+    model = load(base, RunSettings()).model
+    get_peft_model(model, LoraConfig(r=2, target_modules=["q_proj"])).save_pretrained(tmp_path / "adapter")
+    (tmp_path / "adapter" / "config.json").write_bytes((patched / "config.json").read_bytes())
+    settings = RunSettings(adapter=str(tmp_path / "adapter"))
+    load(patched, settings)
+    with pytest.raises(ValueError, match="ctxext patch BASE OUTPUT --method yarn --length 4096"):
+        load(base, settings)
+
+
 def test_length_dependent_frequencies_are_fixed_and_recorded(byte_checkpoint, texts, tmp_path):
     parameters = json.dumps({"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0})
     folder = byte_checkpoint("llama", rope_parameters=_Frozen(parameters))

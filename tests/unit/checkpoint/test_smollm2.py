@@ -18,7 +18,13 @@ pytestmark = [
 ]
 
 
-def test_the_gguf_file_is_patched_and_read_by_stock_transformers(tmp_path):
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    """Return where the dequantized model is kept for the tests of this module."""
+    return tmp_path_factory.mktemp("cache")
+
+
+def test_the_gguf_file_is_patched_and_read_by_stock_transformers(cache, tmp_path):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     from ctxext.reproduce.demo import find_smollm2
@@ -29,7 +35,7 @@ def test_the_gguf_file_is_patched_and_read_by_stock_transformers(tmp_path):
         [sys.executable, "-m", "ctxext", *map(str, command)],
         capture_output=True,
         text=True,
-        env={**os.environ, "CTXEXT_CACHE": str(tmp_path / "cache")},
+        env={**os.environ, "CTXEXT_CACHE": str(cache)},
     )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["verified"] is True
@@ -49,3 +55,28 @@ def test_the_gguf_file_is_patched_and_read_by_stock_transformers(tmp_path):
     prompt = tokenizer("The capital of France is", return_tensors="pt")
     written = tokenizer.decode(model.generate(**prompt, max_new_tokens=4, do_sample=False)[0])
     assert "Paris" in written
+
+
+def test_the_demo_reports_base_against_patched(cache, tmp_path, monkeypatch, capsys):
+    from ctxext.reproduce import demo
+
+    monkeypatch.setenv("CTXEXT_CACHE", str(cache))
+    short = {
+        "loss": {"length": 512, "stride": 0, "truncate": 512, "limit": 1, "buckets": "4"},
+        "passkey-inside": {"length": 256, "depths": 2, "trials": 1},
+        "passkey-beyond": {"length": 384, "depths": 2, "trials": 1},
+    }
+    monkeypatch.setattr(demo, "STEPS", tuple(demo.Step(s.name, s.evaluation, short[s.name]) for s in demo.STEPS))
+    report = demo.run_demo(tmp_path / "report")
+    assert set(report["models"]) == {"base", "yarn"}
+    assert report["models"]["base"]["loss_inside"] != report["models"]["yarn"]["loss_inside"]
+    assert all(os.path.getsize(picture) > 10_000 for picture in report["pictures"]) and len(report["pictures"]) == 3
+    text = demo.render_demo(report)
+    assert f"| yarn | {report['models']['yarn']['loss_inside']:.3f} |" in text
+    assert "Budget on 2 cores" in capsys.readouterr().err
+
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "mine.txt").write_text("keep")
+    with pytest.raises(ValueError, match="no report of an earlier demo; choose another --output"):
+        demo.run_demo(tmp_path / "other")
+    assert os.listdir(tmp_path / "other") == ["mine.txt"]

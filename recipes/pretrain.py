@@ -39,7 +39,7 @@ from ctxext.evals.passkey import FILLER, HEADER, KEY_SENTENCE, LARGEST_KEY, QUES
 END = "<|endoftext|>"
 PROSE = [HEADER + FILLER + KEY_SENTENCE.format(key=0) + QUESTION] * 2000  # so that the prompts' words are tokens
 DEFAULTS: dict[str, Any] = {
-    "max_steps": 7500,
+    "max_steps": 10000,
     "per_device_train_batch_size": 16,
     "learning_rate": 1.5e-3,
     "lr_scheduler_type": "cosine",
@@ -49,7 +49,7 @@ DEFAULTS: dict[str, Any] = {
     "bf16": True,
     "use_cpu": not torch.cuda.is_available(),
     "torch_compile": True,
-    "save_steps": 1250,
+    "save_steps": 2500,
     "logging_steps": 50,
     "report_to": "none",
     "seed": 0,

@@ -156,7 +156,7 @@ def demo_command(
     as_json: Json = False,
 ) -> None:
     """Show what patching does: SmolLM2 before and after, with a report and pictures (about 9 minutes on 2 cores)."""
-    from ctxext.reproduce.demo import render_demo, run_demo
+    from ctxext.reproduce.smollm2 import render_demo, run_demo
 
     emit(run_demo(output), as_json, render_demo)
 

@@ -27,7 +27,7 @@ def cache(tmp_path_factory):
 def test_the_gguf_file_is_patched_and_read_by_stock_transformers(cache, tmp_path):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from ctxext.reproduce.demo import find_smollm2
+    from ctxext.reproduce.smollm2 import find_smollm2
 
     output = tmp_path / "patched"
     command = ["patch", find_smollm2(), output, "--method", "yarn", "--length", 16384, "--json"]
@@ -58,7 +58,7 @@ def test_the_gguf_file_is_patched_and_read_by_stock_transformers(cache, tmp_path
 
 
 def test_the_demo_reports_base_against_patched(cache, tmp_path, monkeypatch, capsys):
-    from ctxext.reproduce import demo
+    from ctxext.reproduce import smollm2 as demo
 
     monkeypatch.setenv("CTXEXT_CACHE", str(cache))
     short = {

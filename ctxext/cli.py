@@ -16,6 +16,7 @@ from typing import Annotated, Any, TextIO
 import typer
 
 from ctxext.evaluation.commands import compare, eval_app, sweep
+from ctxext.reproduce.commands import demo, reproduce_app
 from ctxext.training.commands import data_app, merge, recipe_app
 
 app = typer.Typer(
@@ -150,15 +151,8 @@ app.add_typer(recipe_app, name="recipe")
 app.command("merge")(merge)
 
 
-@app.command("demo")
-def demo_command(
-    output: Annotated[Path, typer.Option(help="The report folder.")] = Path("demo-report"),
-    as_json: Json = False,
-) -> None:
-    """Show what patching does: SmolLM2 before and after, with a report and pictures (about 9 minutes on 2 cores)."""
-    from ctxext.reproduce.smollm2 import render_demo, run_demo
-
-    emit(run_demo(output), as_json, render_demo)
+app.add_typer(reproduce_app, name="reproduce")
+app.command("demo")(demo)
 
 
 @app.command("plan", hidden=True)  # until its prediction is within 20% of measured peaks

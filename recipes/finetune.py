@@ -26,10 +26,11 @@ from ctxext.data.tokens import TokenStore
 from ctxext.positions.live import fit_length, patch
 from ctxext.training.adapters import add_adapters
 from ctxext.training.arguments import Recipe
-from ctxext.training.callbacks import Evaluations, JsonLog
+from ctxext.training.callbacks import Evaluations, JsonLog, SaveAt
 from ctxext.training.checkpoints import identity, resume_from
 from ctxext.training.config_file import apply_overrides, parse_config, read_yaml, training_arguments
 from ctxext.training.isolation import isolate_documents
+from ctxext.training.lean_presets import apply_preset
 from ctxext.training.preflight import evaluations_of, patch_options, preflight
 from ctxext.training.prepare import load_tokens
 from ctxext.training.trainer import ContextTrainer
@@ -77,6 +78,7 @@ def load_model(recipe: Recipe, folder: Path) -> Any:
     isolate_documents(model)
     if recipe.tuning != "full":
         model = add_adapters(model, recipe.adapters, quantized=recipe.tuning == "qlora")
+    apply_preset(model, recipe.memory, offload=recipe.offload)
     return model
 
 
@@ -95,6 +97,7 @@ def prepare(words: list[str]) -> tuple[ContextTrainer, Path | None]:
     pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else (tokenizer.eos_token_id or 0)
     trainer = ContextTrainer(load_model(recipe, folder), args, recipe, PackedDataset(packs, pad), tokenizer)
     trainer.add_callback(JsonLog(Path(args.output_dir)))
+    trainer.add_callback(SaveAt(recipe.save_at))
     if recipe.evaluate_every is not None:
         evaluations = Evaluations(evaluations_of(recipe), recipe.evaluate_every, tokenizer)
         evaluations.trainer = trainer

@@ -57,7 +57,7 @@ def bench_passkey(rounds: int) -> dict[str, Any]:
 
 def _smollm2() -> Path:
     from ctxext.checkpoint.source import resolve_checkpoint
-    from ctxext.reproduce.demo import find_smollm2
+    from ctxext.reproduce.smollm2 import find_smollm2
 
     return resolve_checkpoint(find_smollm2())
 

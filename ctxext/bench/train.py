@@ -27,7 +27,7 @@ def bench_train(rounds: int, length: int = TRAIN["length"]) -> dict[str, Any]:  
         length: Tokens of the one sequence of a step.
     """
     from ctxext.checkpoint.source import resolve_checkpoint
-    from ctxext.reproduce.demo import find_smollm2
+    from ctxext.reproduce.smollm2 import find_smollm2
 
     options = {**TRAIN, "length": length, "checkpoint": str(resolve_checkpoint(find_smollm2()))}
     samples = interleave({side: side_command({**options, "preset": side}) for side in SIDES}, rounds, "train")

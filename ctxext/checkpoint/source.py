@@ -1,10 +1,11 @@
-"""From what a user names to a checkpoint folder: a local folder, a GGUF file, or a model id on the Hub."""
+"""From what a user names to a checkpoint folder: folder, GGUF file, Hub id, or the tiny model of this package."""
 
 from __future__ import annotations
 
 import hashlib
 import os
 import re
+from importlib.resources import files
 from pathlib import Path
 
 from ctxext.checkpoint.files import whole_folder, write_json
@@ -15,12 +16,15 @@ _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+(@[\w./-]+)?")
 _HUB_PATTERNS = ["*.json", "*.safetensors", "*.jinja", "*.model", "*.txt", "*.tiktoken", "*.py", "LICENSE*", "NOTICE*"]
 
 
+TINY = "tiny"
+
+
 def resolve_checkpoint(source: str | Path) -> Path:
     """Return the folder of a checkpoint, fetched or converted where it must be.
 
     Args:
-        source: A folder, a `.gguf` file (dequantized once to bfloat16 safetensors under `~/.cache/ctxext`), or a Hub
-            id such as `org/name` or `org/name@revision`.
+        source: A folder, a `.gguf` file (dequantized once to bfloat16 safetensors under `~/.cache/ctxext`), a Hub id
+            such as `org/name` or `org/name@revision`, or `tiny`, the model that comes with ctxext.
 
     Raises:
         ValueError: If it is none of these, or the Hub does not have it.
@@ -34,9 +38,11 @@ def resolve_checkpoint(source: str | Path) -> Path:
         return _dequantized(path)
     if path.exists():
         raise ValueError(f"{path} is a file; a checkpoint is a folder with config.json, a .gguf file or a Hub id")
+    if str(source) == TINY:
+        return Path(str(files("ctxext.reproduce") / "tiny"))
     if _HUB_ID.fullmatch(str(source)):
         return _snapshot(str(source))
-    raise ValueError(f"there is no folder {path}, and {str(source)!r} is no Hub id such as org/name")
+    raise ValueError(f"there is no folder {path}, and {str(source)!r} is no Hub id such as org/name (nor 'tiny')")
 
 
 def _snapshot(source: str) -> Path:

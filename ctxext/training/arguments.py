@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -140,8 +140,12 @@ class Recipe(BaseModel):
             (`bf16: true` computes in bfloat16 and keeps float32 weights.)
         attention: transformers' attention backend.
         warmup_start: The first step's rate, as a share of the rate after the warm-up.
+        memory: What a step keeps: `plain` (as Trainer comes), `fast` (loss by chunks, cheap operations computed
+            again) or `lean` (loss by chunks, whole layers computed again); see `ctxext.training.lean_presets`.
+        offload: With `lean` on a GPU: keep the layers' inputs in the host's memory.
         evaluations: Evaluations to run while training: options by the name of an installed evaluation.
         evaluate_every: Run them before the first step, after every so many, and at the end.
+        save_at: Save a checkpoint after these steps too, beside those of save_steps.
         loss_limit: Stop when a step's loss is so many times the median of the 50 before it.
         resume: `auto` (go on from the newest whole checkpoint of output_dir, if there is one) or `never`.
         training: transformers' TrainingArguments; in a config they stand at the top level.
@@ -162,15 +166,18 @@ class Recipe(BaseModel):
     dtype: Literal["float32", "bfloat16"] | None = None
     attention: str = "sdpa"
     warmup_start: float = Field(default=0.1, ge=0, le=1)
+    memory: Literal["plain", "fast", "lean"] = "plain"
+    offload: bool = False
     evaluations: dict[str, dict[str, Any]] = {}
     evaluate_every: int | None = Field(default=None, ge=1)
+    save_at: tuple[Annotated[int, Field(ge=1)], ...] = ()
     loss_limit: float = Field(default=3.0, gt=1, allow_inf_nan=False)
     resume: Literal["auto", "never"] = "auto"
     training: dict[str, Any] = {}
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        problems = [*self._method_problems(), *self._evaluation_problems()]
+        problems = [*self._method_problems(), *self._evaluation_problems(), *self._memory_problems()]
         if self.lora is not None and self.tuning == "full":
             problems.append("lora has no effect with tuning 'full'; set tuning to lora or qlora, or leave it out")
         if self.epochs is not None and len(self.data.sources) > 1:
@@ -191,6 +198,24 @@ class Recipe(BaseModel):
         if bool(self.evaluations) != (self.evaluate_every is not None):
             return ["evaluations and evaluate_every go together: give both or neither"]
         return []
+
+    def _memory_problems(self) -> list[str]:
+        problems = []
+        if self.offload and self.memory != "lean":
+            problems.append(f"offload moves what memory 'lean' keeps, and memory is {self.memory!r}: set it to lean")
+        if self.memory == "plain":
+            return problems
+        for key in ("activation_checkpointing", "gradient_checkpointing"):
+            if self.training.get(key):
+                problems.append(
+                    f"{key} has no place beside memory {self.memory!r}, which computes again what it needs"
+                )
+        for key in ("label_smoothing_factor", "use_liger_kernel"):
+            if self.training.get(key):
+                problems.append(
+                    f"{key} needs Trainer's own loss, which memory {self.memory!r} replaces: set memory: plain"
+                )
+        return problems
 
     @property
     def weights_dtype(self) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +43,18 @@ class JsonLog(TrainerCallback):  # type: ignore[misc]
         if state.is_world_process_zero and logs and "train_runtime" not in logs:
             with self.path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps({"step": state.global_step, **logs}) + "\n")
+
+
+class SaveAt(TrainerCallback):  # type: ignore[misc]
+    """Save a checkpoint after given steps, beside those of Trainer's own schedule."""
+
+    def __init__(self, steps: Collection[int]) -> None:
+        self.steps = frozenset(steps)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Ask Trainer for a checkpoint."""
+        if state.global_step in self.steps:
+            control.should_save = True
 
 
 class Evaluations(TrainerCallback):  # type: ignore[misc]

@@ -36,6 +36,7 @@ _FREE_KEYS = {
     "ddp_timeout",
     "per_device_train_batch_size",
 }
+_FREE_OWN_KEYS = {"training", "resume", "evaluations", "evaluate_every", "save_at", "data"}
 
 
 def finish_folder(folder: Path, length: int, config: Any | None = None) -> None:
@@ -64,7 +65,7 @@ def finish_folder(folder: Path, length: int, config: Any | None = None) -> None:
 def identity(recipe: Recipe, packs_digest: str) -> dict[str, Any]:
     """Return what a resumed run must share with the run that it goes on from."""
     training = {key: value for key, value in recipe.training.items() if key not in _FREE_KEYS}
-    own = recipe.model_dump(mode="json", exclude={"training", "resume", "evaluations", "evaluate_every", "data"})
+    own = recipe.model_dump(mode="json", exclude=_FREE_OWN_KEYS)
     return {**own, "training": {key: str(value) for key, value in sorted(training.items())}, "packs": packs_digest}
 
 

@@ -70,6 +70,8 @@ def environment_problems(recipe: Recipe, environment: Mapping[str, str]) -> list
             f"{torch.cuda.device_count()} GPUs are visible to one process; start it with `accelerate launch "
             "--config_file recipes/accelerate/zero2.yaml`, or set CUDA_VISIBLE_DEVICES to one of them"
         )
+    if recipe.offload and not torch.accelerator.is_available():
+        problems.append("offload moves activations from a GPU to the host's memory, and there is no GPU: leave it out")
     if not cuda and not recipe.training.get("use_cpu") and not torch.backends.mps.is_available():
         problems.append("there is no GPU; set use_cpu: true to train on the CPU")
     return problems

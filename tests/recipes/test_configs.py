@@ -85,7 +85,7 @@ def test_what_a_config_says(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (args.learning_rate, args.weight_decay, args.warmup_steps) == (rate, decay, warm_up)
     assert (args.lr_scheduler_type, args.max_steps, recipe.tuning) == (schedule, steps, tuning)
     assert (args.adam_beta1, args.adam_beta2, recipe.warmup_start) == (0.9, 0.95, 0.1)
-    assert recipe.data.boundaries == boundaries and args.bf16 and args.activation_checkpointing
+    assert recipe.data.boundaries == boundaries and args.bf16 and recipe.memory == "lean"
     assert recipe.method_options == ({"rope_theta": THETA[name]} if name in THETA else {})
     evaluations_of(recipe)
     if name != "longalpaca-llama2-7b-16k":  # whose file the user brings

@@ -211,3 +211,45 @@ def test_deepspeed_without_a_compiler_is_refused(
     monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
     with pytest.raises(ConfigError, match=f"compiles its communication and needs {tool.replace('+', '.')}"):
         run(write_recipe())
+
+
+def test_checkpoints_are_saved_at_given_steps_too(write_recipe: Callable[..., Path], tmp_path: Path) -> None:
+    run(write_recipe(max_steps=5, save_steps=4, save_at=[1, 3], save_total_limit=9))
+    found = sorted(path.name for path in (tmp_path / "run").glob("checkpoint-*"))
+    assert found == ["checkpoint-1", "checkpoint-3", "checkpoint-4", "checkpoint-5"]
+
+
+@pytest.mark.parametrize("tuning", ["full", "lora"])
+@pytest.mark.parametrize("memory", ["fast", "lean"])
+def test_less_memory_is_the_same_run(
+    write_recipe: Callable[..., Path], tmp_path: Path, memory: str, tuning: str
+) -> None:
+    extra = {"tuning": tuning, "dtype": "float32", "max_steps": 4, "save_strategy": "no", "save_steps": None}
+    config = write_recipe(**extra)
+    run(config, "--output_dir", str(tmp_path / "plain"))
+    run(config, "--output_dir", str(tmp_path / memory), "--memory", memory)
+    plain, lean = log(tmp_path / "plain"), log(tmp_path / memory)
+    assert len({line["loss"] for line in plain}) == 4
+    for key in ("loss", "grad_norm"):
+        assert [line[key] for line in lean] == pytest.approx([line[key] for line in plain], rel=1e-4)
+    trainer, _ = finetune.prepare(["--config", str(config), "--memory", memory])
+    model = (trainer.model.get_base_model() if tuning == "lora" else trainer.model).train()
+    assert model.is_gradient_checkpointing
+    assert (
+        model(input_ids=torch.ones(1, 8, dtype=torch.long), labels=torch.ones(1, 8, dtype=torch.long)).logits is None
+    )
+
+
+def test_memory_presets_refuse_what_they_would_undo(write_recipe: Callable[..., Path]) -> None:
+    given = ("activation_checkpointing: true", "label_smoothing_factor: 0.1", "offload: true")
+    words = [word for pair in given for word in ("--" + pair.split(": ")[0], pair.split(": ")[1])]
+    with pytest.raises(ConfigError) as caught:
+        run(write_recipe(), "--memory", "fast", *words)
+    for part in (
+        "activation_checkpointing has no place beside memory 'fast'",
+        "label_smoothing_factor needs Trainer's own",
+    ):
+        assert part in str(caught.value)
+    assert "offload moves what memory 'lean' keeps, and memory is 'fast'" in str(caught.value)
+    with pytest.raises(ConfigError, match="there is no GPU: leave it out"):
+        run(write_recipe(), "--memory", "lean", "--offload", "true")

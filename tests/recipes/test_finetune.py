@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -253,3 +255,28 @@ def test_memory_presets_refuse_what_they_would_undo(write_recipe: Callable[..., 
     assert "offload moves what memory 'lean' keeps, and memory is 'fast'" in str(caught.value)
     with pytest.raises(ConfigError, match="there is no GPU: leave it out"):
         run(write_recipe(), "--memory", "lean", "--offload", "true")
+
+
+LOGITS_IN_TRANSFORMERS_4 = """
+import sys, torch
+from transformers import AutoModelForCausalLM, __version__
+assert __version__.startswith("4.57"), __version__
+with torch.no_grad():
+    logits = AutoModelForCausalLM.from_pretrained(sys.argv[1])(torch.arange(3, 203)[None]).logits
+torch.save(logits, sys.argv[2])
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("tuning", ["full", "lora"])
+def test_transformers_4_reads_a_trained_checkpoint(
+    transformers4: str, write_recipe: Callable[..., Path], tmp_path: Path, tuning: str
+) -> None:
+    final = run(write_recipe(tuning=tuning, dtype="float32", max_steps=2))
+    folder = merge_adapter(final, tmp_path / "merged") if tuning == "lora" else final
+    there = tmp_path / "logits.pt"
+    command = [transformers4, "-c", LOGITS_IN_TRANSFORMERS_4, str(folder), str(there)]
+    subprocess.run(command, check=True, env={**os.environ, "PYTHONPATH": ""})
+    with torch.no_grad():
+        here = AutoModelForCausalLM.from_pretrained(folder)(torch.arange(3, 203)[None]).logits
+    torch.testing.assert_close(torch.load(there, weights_only=True), here, rtol=1e-4, atol=1e-5)

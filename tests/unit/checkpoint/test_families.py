@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import venv
 from collections.abc import Callable
 from pathlib import Path
 
@@ -135,22 +134,6 @@ for name, folder in json.load(sys.stdin).items():
         answers[name].append([module.inv_freq.tolist(), module.attention_scaling])
 print("ANSWERS" + json.dumps(answers))
 """
-PINS = ["torch", "transformers==4.57.6", "safetensors"]
-
-
-@pytest.fixture(scope="module")
-def transformers4(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Return the python of an environment with transformers 4.57: CTXEXT_TRANSFORMERS4_PYTHON, or one made here."""
-    given = os.environ.get("CTXEXT_TRANSFORMERS4_PYTHON")
-    if given:
-        return given
-    folder = tmp_path_factory.mktemp("transformers4")
-    venv.create(folder, with_pip=True)
-    python = str(folder / "bin" / "python")
-    done = subprocess.run([python, "-m", "pip", "install", "-q", *PINS], capture_output=True, text=True)
-    if done.returncode:
-        pytest.skip(f"pip cannot install {' '.join(PINS)}: {done.stderr.strip().splitlines()[-1]}")
-    return python
 
 
 @pytest.mark.slow

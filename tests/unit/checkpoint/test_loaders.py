@@ -181,17 +181,14 @@ print("ANSWERS" + json.dumps(answers))
 
 
 @pytest.mark.slow
-def test_transformers_4_reads_what_is_said(tmp_path: Path) -> None:
-    python = os.environ.get("CTXEXT_TRANSFORMERS4_PYTHON")
-    if not python:
-        pytest.skip("CTXEXT_TRANSFORMERS4_PYTHON names no python with transformers 4.57")
+def test_transformers_4_reads_what_is_said(transformers4: str, tmp_path: Path) -> None:
     folders = {}
     for number, (name, config) in enumerate(VARIANTS.items()):
         folders[name] = str(tmp_path / str(number))
         (tmp_path / str(number)).mkdir()
         write_config(tmp_path / str(number), config)
     done = subprocess.run(
-        [python, "-c", READ_IN_TRANSFORMERS_4 % (WINDOW, LENGTH)],
+        [transformers4, "-c", READ_IN_TRANSFORMERS_4 % (WINDOW, LENGTH)],
         input=json.dumps(folders),
         capture_output=True,
         text=True,

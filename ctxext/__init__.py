@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from ctxext.checkpoint.patch import patch_checkpoint
     from ctxext.positions import PositionMethod, RopeScaling, get_method
     from ctxext.positions.live import fit_length, patch
+    from ctxext.training.adapters import load_adapter
 
 _EXPORTS = {
     "PositionMethod": "ctxext.positions",
@@ -22,6 +23,7 @@ _EXPORTS = {
     "fit_length": "ctxext.positions.live",
     "get_method": "ctxext.positions",
     "inspect_checkpoint": "ctxext.checkpoint.inspect",
+    "load_adapter": "ctxext.training.adapters",
     "patch": "ctxext.positions.live",
     "patch_checkpoint": "ctxext.checkpoint.patch",
 }
@@ -33,6 +35,7 @@ __all__ = [
     "fit_length",
     "get_method",
     "inspect_checkpoint",
+    "load_adapter",
     "patch",
     "patch_checkpoint",
 ]

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from torch.utils.data import Dataset
 from transformers import (
     HfArgumentParser,
@@ -85,12 +85,13 @@ class Organism:
 
 
 def train_tokenizer(texts: list[str], organism: Organism) -> PreTrainedTokenizerFast:
-    """Train byte-level BPE in which every digit is a token, so that a key has five."""
+    """Train byte-level BPE in which every digit is a token, so that a key has five; texts begin with the end mark."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
     )
     tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.post_processor = processors.TemplateProcessing(single=f"{END} $A", special_tokens=[(END, 0)])
     trainer = trainers.BpeTrainer(
         vocab_size=organism.vocabulary,
         special_tokens=[END],

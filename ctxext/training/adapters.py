@@ -90,6 +90,33 @@ def _said(rope: RopeConfig) -> str:
     return f"{scaling.name} scaling from {rope.original_length} to {rope.window} tokens"
 
 
+def load_adapter(adapter: str | Path, *, base: str | None = None, **options: Any) -> Any:
+    """Return a peft model: the base, reading positions as the adapter records, with the adapter on it.
+
+    `AutoPeftModel` loads the base as it is, with the positions of its pretraining, and says nothing.
+
+    Args:
+        adapter: The adapter's folder or Hub id.
+        base: The base's folder or Hub id; by default the one that the adapter names.
+        options: Of `AutoModelForCausalLM.from_pretrained`, such as `dtype`.
+
+    Raises:
+        ValueError: If the adapter records no method, or does not fit the base.
+    """
+    from peft import PeftConfig, PeftModel
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    folder = resolve_checkpoint(adapter)
+    recorded_config(folder)
+    named = base or PeftConfig.from_pretrained(folder).base_model_name_or_path
+    if not named:
+        raise ValueError(f"adapter {folder} does not name its base: give one")
+    config = AutoConfig.from_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(resolve_checkpoint(named), config=config, **options)
+    check_adapter(model.config.to_dict(), folder)
+    return PeftModel.from_pretrained(model, folder)
+
+
 def merge_adapter(adapter: str | Path, output: str | Path, *, base: str | None = None, force: bool = False) -> Path:
     """Write a checkpoint with an adapter merged into its base, patched as the adapter records; return its folder.
 
@@ -105,19 +132,9 @@ def merge_adapter(adapter: str | Path, output: str | Path, *, base: str | None =
     Raises:
         ValueError: If the adapter records no method, or does not fit the base.
     """
-    from peft import PeftConfig, PeftModel
-    from transformers import AutoConfig, AutoModelForCausalLM
-
     folder, target = resolve_checkpoint(adapter), Path(output).expanduser()
     recorded = recorded_config(folder)
-    named = base or PeftConfig.from_pretrained(folder).base_model_name_or_path
-    if not named:
-        raise ValueError(f"adapter {folder} does not name its base: give --base")
-    base_folder = resolve_checkpoint(named)
-    config = AutoConfig.from_pretrained(folder)
-    model = AutoModelForCausalLM.from_pretrained(base_folder, config=config, dtype="auto")
-    check_adapter(model.config.to_dict(), folder)
-    merged = PeftModel.from_pretrained(model, folder).merge_and_unload()
+    merged = load_adapter(folder, base=base, dtype="auto").merge_and_unload()
     tied = bool(recorded.get("tie_word_embeddings", merged.config.get_text_config().tie_word_embeddings))
     merged.config.tie_word_embeddings = tied
     merged.tie_weights()

@@ -15,6 +15,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+import ctxext
 from ctxext.recipes import finetune
 from ctxext.training.adapters import check_adapter, merge_adapter
 from ctxext.training.config_file import ConfigError
@@ -131,6 +132,8 @@ def test_adapters_record_the_method_and_merge_without_loss(
     ids = torch.randint(3, 250, (1, 200), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         wanted = trainer.model.eval()(input_ids=ids).logits
+        loaded = ctxext.load_adapter(adapter)(input_ids=ids).logits
+        torch.testing.assert_close(loaded, wanted, rtol=1e-4, atol=1e-5)
         merged_folder = merge_adapter(adapter, tmp_path / "merged")
         merged = AutoModelForCausalLM.from_pretrained(merged_folder)
         torch.testing.assert_close(merged(input_ids=ids).logits, wanted, rtol=1e-4, atol=1e-5)

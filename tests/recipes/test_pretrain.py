@@ -63,6 +63,7 @@ def test_it_runs_and_saves_a_model_in_both_dialects(
     assert str(model.dtype) == "torch.bfloat16" and model.config.max_position_embeddings == SMALL.window
     assert len(tokenizer) == SMALL.vocabulary == model.config.vocab_size
     assert tokenizer("x = 12345", add_special_tokens=False).tokens()[-5:] == list("12345")
+    assert tokenizer("x")["input_ids"][0] == tokenizer.bos_token_id == 0
     assert '"rope_theta": 10000.0' in (final / "config.json").read_text()
 
 

@@ -54,7 +54,7 @@ def plan_patch(
     Args:
         config: The parsed `config.json`.
         method: As after `--method`.
-        length: Tokens that the model shall read; more than it reads now.
+        length: Tokens that the model shall read; more than it reads now (`theta` may keep it).
         original_length: The pretrained window, in tokens, where the config is ambiguous.
         allow_sliding_window: Extend a model although none of its layers sees further than its window.
         source: What the checkpoint is called in the provenance.
@@ -85,7 +85,7 @@ def _check_composition(rope: RopeConfig, chosen: type[RopeScaling], length: int)
     """Refuse a window that cannot be known, a length that is not longer, and a method undefined on what is there."""
     if rope.ambiguity is not None:
         raise ValueError(rope.ambiguity)
-    if length <= rope.window:
+    if length < rope.window or (length == rope.window and not chosen.may_keep_length):
         raise ValueError(f"length is {length}; the model reads {rope.window} tokens already, so ask for more")
     if rope.scaling.name not in chosen.composes_with:
         allowed = [name for name, known in METHODS.items() if rope.scaling.name in known.composes_with]

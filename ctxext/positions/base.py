@@ -58,7 +58,7 @@ class Extension:
 
     Attributes:
         window: Tokens that the model reads now.
-        length: Tokens that it shall read, more than `window`.
+        length: Tokens that it shall read: `window`, or more.
         rotary_dim: Rotated dimensions of a head.
     """
 
@@ -95,11 +95,13 @@ class RopeScaling(PositionMethod):
             method is written as `longrope` with equal short and long factors, which expresses any fixed frequencies.
         composes_with: Names of the methods on top of which this one is defined; an unscaled model counts as `theta`.
         is_static: Whether the frequencies are the same for every sequence length.
+        may_keep_length: Whether it may change a model at the length that it reads already.
     """
 
     rope_type: ClassVar[str | None] = None
     composes_with: ClassVar[tuple[str, ...]] = ("theta",)
     is_static: ClassVar[bool] = True
+    may_keep_length: ClassVar[bool] = False
 
     rope_theta: float
 

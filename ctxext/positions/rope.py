@@ -25,6 +25,7 @@ class Theta(RopeScaling):
     title = "adjusted base frequency"
     rope_type = "default"
     composes_with = ("theta", "linear", "llama3")
+    may_keep_length = True
 
     def inv_freq(self, rotary_dim: int, seq_len: int | None = None) -> FloatArray:
         """Return b^(-2j/d): `(ceil(rotary_dim / 2),)`."""
@@ -63,6 +64,7 @@ class NTK(Theta):
 
     name = "ntk"
     title = "NTK-aware base"
+    may_keep_length = False
 
     @classmethod
     def extend(cls, current: RopeScaling, to: Extension) -> RopeScaling:  # type: ignore[override]

@@ -25,7 +25,7 @@ WINDOW = 128
 ATTENTION = {"q_proj", "k_proj", "v_proj", "o_proj"}
 CONSTANT = "constant_with_warmup"
 
-# model, method, length, factor, batch, rate, decay, warm-up, schedule, steps, tuning, boundaries
+# model, method, length, factor in the shrunk run, batch, rate, decay, warm-up, schedule, steps, tuning, boundaries
 EXPECTED: dict[str, tuple[Any, ...]] = {
     "pi-llama2-7b-8k": ("Llama-2-7b-hf", "linear", 8192, 2, 64, 2e-5, 0, 20, CONSTANT, 1000, "full", "joined"),
     "pi-llama2-7b-16k": ("Llama-2-7b-hf", "linear", 16384, 4, 128, 2e-5, 0, 20, CONSTANT, 1000, "full", "joined"),
@@ -33,7 +33,19 @@ EXPECTED: dict[str, tuple[Any, ...]] = {
     "yarn-llama2-7b-64k": ("Llama-2-7b-hf", "yarn", 65536, 16, 64, 2e-5, 0, 20, CONSTANT, 400, "full", "joined"),
     "yarn-llama2-7b-128k": ("final", "yarn", 131072, 32, 64, 2e-5, 0, 20, CONSTANT, 200, "full", "joined"),
     "longlora-llama2-7b-32k": ("Llama-2-7b-hf", "linear", 32768, 8, 64, 2e-5, 0, 20, CONSTANT, 1000, "lora", "joined"),
-    "easycontext-llama2-7b": ("Llama-2-7b-hf", "theta", 32768, 8, 32, 2e-5, 0.1, 20, CONSTANT, 1000, "full", "joined"),
+    **{
+        f"easycontext-llama2-7b{stage}": (model, "theta", length, small, batch, rate, 0.1, 0, "constant", steps)
+        + ("full", "joined")
+        for stage, model, length, small, batch, rate, steps in (
+            ("", "Llama-2-7b-hf", 32768, 8, 32, 2e-5, 1000),
+            ("-stage2", "easycontext-llama2-7b/final", 65536, 16, 16, 2e-5, 1000),
+            ("-stage3", "stage2/final", 256000, 24, 4, 2e-5, 500),
+            ("-stage4", "stage3/final", 256000, 24, 4, 2e-5, 500),
+            ("-stage5", "stage4/final", 256000, 24, 4, 2e-5, 150),
+            ("-stage6", "stage5/final", 512000, 32, 2, 2e-5, 300),
+            ("-stage7", "stage6/final", 512000, 32, 2, 1e-5, 90),
+        )
+    },
     "prolong-llama3-8b-64k": (
         *("Meta-Llama-3-8B-Instruct", "theta", 65536, 8, 64, 1e-5, 0.1, 500, "cosine_with_min_lr", 5000, "full"),
         "isolated",
@@ -59,7 +71,11 @@ LORA = {
     "longalpaca-llama2-7b-16k": (8, 16, True),
     "qlora-llama3-8b-32k": (16, 32, False),
 }
-THETA = {"easycontext-llama2-7b": 1e6, "prolong-llama3-8b-64k": 8e6}
+THETA = {
+    **{"easycontext-llama2-7b": 1e6, "easycontext-llama2-7b-stage2": 5e6, "easycontext-llama2-7b-stage3": 1e7},
+    **{"easycontext-llama2-7b-stage4": 2.5e7, "easycontext-llama2-7b-stage5": 5e7},
+    **{"easycontext-llama2-7b-stage6": 1e8, "easycontext-llama2-7b-stage7": 2.5e8, "prolong-llama3-8b-64k": 8e6},
+}
 
 
 def test_every_config_is_in_the_table() -> None:
@@ -78,10 +94,11 @@ def test_what_a_config_says(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         line.startswith("# Target: ") for line in lines
     )
     recipe = parse_config({**read_yaml(path), "use_cpu": True})
-    args = training_arguments(recipe, world_size=8)
+    world = min(8, recipe.batch_size)
+    args = training_arguments(recipe, world_size=world)
     model, method, length, _, batch, rate, decay, warm_up, schedule, steps, tuning, boundaries = EXPECTED[name]
     assert recipe.model.endswith(model) and (recipe.method, recipe.length) == (method, length)
-    assert args.per_device_train_batch_size * args.gradient_accumulation_steps * 8 == recipe.batch_size == batch
+    assert args.per_device_train_batch_size * args.gradient_accumulation_steps * world == recipe.batch_size == batch
     assert (args.learning_rate, args.weight_decay, args.warmup_steps) == (rate, decay, warm_up)
     assert (args.lr_scheduler_type, args.max_steps, recipe.tuning) == (schedule, steps, tuning)
     assert (args.adam_beta1, args.adam_beta2, recipe.warmup_start) == (0.9, 0.95, 0.1)
@@ -103,13 +120,24 @@ def test_what_trainer_and_model_see_in_two_steps(
     model = byte_models()
     if name == "yarn-llama2-7b-128k":
         model = Path(patch_checkpoint(model, tmp_path / "64k", method="yarn", length=16 * WINDOW)["output"])
+    if "stage" in name:
+        before = name[:-1] + str(int(name[-1]) - 1) if name[-1] != "2" else name.removesuffix("-stage2")
+        given = {"rope_theta": THETA[before], "length": EXPECTED[before][3] * WINDOW}
+        model = Path(patch_checkpoint(model, tmp_path / "before", method="theta", **given)["output"])
     source: dict[str, Any] = {"data": str(corpus)}
     if name == "longalpaca-llama2-7b-16k":
         source = chat_source(tmp_path)
     shrunk = {
         **{"model": str(model), "length": factor * WINDOW, "batch_size": 2, "max_steps": 2, "save_steps": 2},
         **{"data.sources": [source], "data.cache": str(tmp_path / "cache"), "output_dir": str(tmp_path / "run")},
-        **{"use_cpu": True, "evaluations": {}, "evaluate_every": None, "epochs": None, "disable_tqdm": True},
+        **{
+            "use_cpu": True,
+            "offload": False,
+            "evaluations": {},
+            "evaluate_every": None,
+            "epochs": None,
+            "disable_tqdm": True,
+        },
         **({"optim": "adamw_torch"} if tuning == "qlora" else {}),  # the paged one needs a GPU
     }
     words = [f"--{key}={yaml.safe_dump(value, default_flow_style=True)}" for key, value in shrunk.items()]
@@ -121,7 +149,10 @@ def test_what_trainer_and_model_see_in_two_steps(
     assert group["betas"] == (0.9, 0.95) and group["initial_lr"] == rate
     assert {group["weight_decay"] for group in trainer.optimizer.param_groups} <= {decay, 0.0}
     first, second = (entry["learning_rate"] for entry in trainer.state.log_history if "learning_rate" in entry)
-    assert first == pytest.approx(0.1 * rate) and second == pytest.approx((0.1 + 0.9 / warm_up) * rate)
+    if warm_up:
+        assert first == pytest.approx(0.1 * rate) and second == pytest.approx((0.1 + 0.9 / warm_up) * rate)
+    else:
+        assert first == second == rate
     assert (trainer.save_final() / "config.json").exists()
 
 

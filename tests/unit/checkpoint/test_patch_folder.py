@@ -391,3 +391,10 @@ def test_a_config_that_was_read_is_not_the_one_that_is_written(llama: Path) -> N
     before = copy.deepcopy(config)
     plan_patch(config, method="dynamic", length=1024).config["rope_scaling"]["factor"] = 99
     assert config == before
+
+
+def test_a_new_theta_may_keep_the_length(llama: Path, tmp_path: Path) -> None:
+    patch(llama, tmp_path / "same", method="theta", rope_theta=5e5, length=WINDOW)
+    config = read_config(tmp_path / "same")
+    assert (config["rope_theta"], config["max_position_embeddings"]) == (5e5, WINDOW)
+    refused(llama, tmp_path / "ntk", "the model reads 128 tokens already", method="ntk", length=WINDOW)

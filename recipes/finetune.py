@@ -77,7 +77,7 @@ def load_model(recipe: Recipe, folder: Path) -> Any:
     )  # dynamic and longrope: the frequencies of the full length, in short documents too
     isolate_documents(model)
     if recipe.tuning != "full":
-        model = add_adapters(model, recipe.adapters, quantized=recipe.tuning == "qlora")
+        model = add_adapters(model, recipe.adapters)
     apply_preset(model, recipe.memory, offload=recipe.offload)
     return model
 

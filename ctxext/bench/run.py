@@ -8,12 +8,14 @@ from typing import Any
 
 from ctxext.bench.evaluations import bench_passkey, bench_perplexity
 from ctxext.bench.patch import bench_patch
+from ctxext.bench.train import bench_train
 from ctxext.positions.base import nearest
 
 BENCHES: dict[str, Callable[[int], dict[str, Any]]] = {
     "patch": bench_patch,
     "perplexity": bench_perplexity,
     "passkey": bench_passkey,
+    "train": bench_train,
 }
 
 

@@ -28,6 +28,16 @@ def _draw_lines(axes: Any, curves: Curves) -> None:
     axes.legend(frameon=False)
 
 
+def _draw_lines_on_log_axis(axes: Any, curves: Curves) -> None:
+    from matplotlib.ticker import LogLocator, ScalarFormatter
+
+    _draw_lines(axes, curves)
+    axes.set_yscale("log")
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 5, 7)))
+    axes.yaxis.set_major_formatter(ScalarFormatter())
+    axes.yaxis.set_minor_formatter("")
+
+
 def _cell_edges(x: Sequence[float]) -> list[float]:
     """Return cell borders half-way between neighbouring positions."""
     if len(x) == 1:
@@ -49,7 +59,11 @@ def _draw_heat(axes: Any, curves: Curves) -> None:
     axes.figure.colorbar(image, ax=axes, label=curves[0][1]["y_label"], pad=0.02)
 
 
-KINDS: dict[str, Callable[[Any, Curves], None]] = {"line": _draw_lines, "heat": _draw_heat}
+KINDS: dict[str, Callable[[Any, Curves], None]] = {
+    "line": _draw_lines,
+    "log-line": _draw_lines_on_log_axis,
+    "heat": _draw_heat,
+}
 
 
 def draw_curves(curves: Curves, path: Path, original_window: int | None = None) -> Path:
@@ -69,7 +83,7 @@ def draw_curves(curves: Curves, path: Path, original_window: int | None = None) 
     first = curves[0][1]
     if first["kind"] not in KINDS:
         raise ValueError(f"plot {first['id']!r} has kind {first['kind']!r}; allowed: {', '.join(KINDS)}")
-    height = SIZE_INCHES[1] if first["kind"] == "line" else 1.6 + 0.55 * len(curves)
+    height = 1.6 + 0.55 * len(curves) if first["kind"] == "heat" else SIZE_INCHES[1]
     figure = Figure(figsize=(SIZE_INCHES[0], height), dpi=DPI, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()

@@ -12,7 +12,7 @@ from ctxext.evaluation.result import versions
 from ctxext.reproduce.pi_claims import Claim, Measured, Measurement, check_claims
 
 REPORT, TABLE = "report.md", "report.json"
-_VERDICT = {True: "holds", False: "**fails**", None: "not tried"}
+_VERDICT = {True: "holds", False: "**fails**"}
 
 
 def write_report(measured: Measured, title: str, output: Path, seconds: float) -> dict[str, Any]:
@@ -46,15 +46,21 @@ def render(title: str, measured: Measured, claims: Sequence[Claim], pictures: Se
 
 def _claims(claims: Sequence[Claim]) -> list[str]:
     lines = ["| the paper's claim, with its threshold | | found |", "|---|---|---|"]
-    for claim in claims:
+    tried = [claim for claim in claims if claim.holds is not None]
+    for claim in tried:
         found = "; ".join(f"{row['where']}: {row['figure']}{'' if row['holds'] else ' ✗'}" for row in claim.found)
-        lines.append(f"| {claim.text} | {_VERDICT[claim.holds]} | {found} |")
+        lines.append(f"| {claim.text} | {_VERDICT[bool(claim.holds)]} | {found} |")
+    if len(tried) < len(claims):
+        untried = "; ".join(claim.text for claim in claims if claim.holds is None)
+        lines += ["", f"Not decided by a run of this size: {untried}."]
     return lines
 
 
 def _table(measured: Measured, factor: int) -> list[str]:
     """Return the models of one factor before and after tuning: perplexity by window, passkeys."""
     rows = [row for row in measured.rows.values() if row.factor == factor]
+    first = {row.method: row.seed for row in reversed(rows) if row.step == 0}  # no seed changes an untuned model
+    rows = [row for row in rows if row.step or row.seed == first[row.method]]
     ends = [row for row in rows if row.step in (0, max(row.step for row in rows))]
     windows = sorted({window for row in ends for window in row.perplexity})
     length = factor * measured.window
@@ -125,7 +131,7 @@ def _curves_by_step(
 def _plot(key: str, title: str, x_label: str, y_label: str, x: Sequence[int]) -> dict[str, Any]:
     return {
         **{"id": key, "title": title, "x_label": x_label, "y_label": y_label, "x": list(x)},
-        **{"kind": "line", "mark_window": False},
+        **{"kind": "line" if key == "kmax" else "log-line", "mark_window": False},
     }
 
 

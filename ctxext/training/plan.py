@@ -7,8 +7,8 @@ in bfloat16 (2 bytes) with AdamW. Sources:
 - *weights, gradients, optimizer*: ZeRO (arXiv 1910.02054, section 3) for DeepSpeed: 2 P, 2 T and 12 T bytes (float32
   master, two moments), divided by G from stage 3, 2 and 1 on. Trainer without DeepSpeed (stage 0) keeps both moments
   in the weights' dtype and no master: 4 T. LoRA's adapters, their gradients and moments are float32 (peft's
-  `autocast_adapter_dtype`): 4 + 4 + 8. QLoRA: NF4 with a float32 scale for each 64 numbers, 0.5625 bytes, double
-  quantization off (arXiv 2305.14314, section 3).
+  `autocast_adapter_dtype`): 4 + 4 + 8. QLoRA: NF4 with double quantization, as the recipe loads it: 0.5 bytes, a scale
+  of one byte for each 64 numbers, and a float32 for each 256 scales (arXiv 2305.14314, section 3).
 - *activations*: what autograd keeps of a transformers decoder layer in bfloat16, tensor by tensor (`layer_bytes`).
 - *logits*: bfloat16, log-probabilities, and two gradients in float32 (14 V bytes a token) for the plain loss;
   12 V for a chunk, and the head's gradient, summed in float32, kept in bfloat16 from the forward on.
@@ -32,7 +32,7 @@ Device = Literal["cuda", "cpu"]
 METHODS: tuple[Method, ...] = ("full", "lora", "qlora")
 DEFAULT_RANK = 8  # LongLoRA (arXiv 2309.12307): q, k, v, o at rank 8
 BASE = {"cuda": 0.8e9, "cpu": 0.55e9}
-NF4_BYTES = 0.5 + 4 / 64
+NF4_BYTES = 0.5 + (1 + 4 / 256) / 64
 BUCKET_NUMBERS, LIVE_NUMBERS = 5e8, 1e9
 ALLOCATOR_SHARE = 0.1
 

@@ -191,6 +191,7 @@ def make_model(tokenizer: Any, organism: Organism) -> LlamaForCausalLM:
 
 def save_final(model: LlamaForCausalLM, tokenizer: Any, folder: Path) -> None:
     """Save model and tokenizer in bfloat16, with a config in both dialects."""
+    model.config.use_cache = True  # which Trainer turned off
     model.to(torch.bfloat16).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     normalize_config(folder)

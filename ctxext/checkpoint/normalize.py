@@ -1,4 +1,4 @@
-"""Rewrite a config that something else saved: both dialects, integer lengths, as every ctxext config is written."""
+"""Rewrite what something else saved: a config in both dialects, integer lengths, a tokenizer class that both know."""
 
 from __future__ import annotations
 
@@ -32,8 +32,9 @@ def same_json(old: dict[str, Any], new: dict[str, Any]) -> bool:
 def normalize_config(folder: Path) -> bool:
     """Rewrite the `config.json` of a folder in both dialects, after any save that was not ctxext's own.
 
-    `save_pretrained` of transformers 5 writes `rope_parameters` alone, which transformers 4 does not read. A linked
-    `config.json` is replaced by a file; what it links to stays as it is.
+    `save_pretrained` of transformers 5 writes `rope_parameters` alone, which transformers 4 does not read, and may call
+    the tokenizer's class by a name that transformers 4 does not know. A linked file is replaced; what it links to
+    stays as it is.
 
     Args:
         folder: A checkpoint folder, or an adapter's with the config it was trained with.
@@ -47,7 +48,18 @@ def normalize_config(folder: Path) -> bool:
     path = folder / "config.json"
     config = read_json(path)
     written = normalized(config)
-    if same_json(written, config):
+    changed = not same_json(written, config)
+    if changed:
+        write_json(path, written)
+    return _normalize_tokenizer(folder / "tokenizer_config.json") or changed
+
+
+def _normalize_tokenizer(path: Path) -> bool:
+    """Call transformers 5's `TokenizersBackend` by the name that both generations know; say whether it was there."""
+    if not path.exists():
         return False
-    write_json(path, written)
+    config = read_json(path)
+    if config.get("tokenizer_class") != "TokenizersBackend":
+        return False
+    write_json(path, {**config, "tokenizer_class": "PreTrainedTokenizerFast"})
     return True

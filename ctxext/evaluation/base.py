@@ -86,7 +86,8 @@ class Plot:
         y_label: quantity and unit of `y`.
         x: positions, ascending.
         y: one value for each `x`; None where there is nothing to show.
-        kind: `line`, `log-line` (its y axis logarithmic), or `heat` for one coloured row per result (`y` between 0 and 1).
+        kind: `line`, `log-line` (its y axis logarithmic), or `heat` for one coloured row per result (`y` between 0
+            and 1).
         mark_window: whether `x` are token positions, where the model's original window can be marked.
     """
 

@@ -34,9 +34,13 @@ def pi_command(
     methods: Annotated[str, typer.Option(help="Comma-separated; `direct` changes no frequency.")] = (
         "direct,linear,ntk,yarn"
     ),
-    seeds: Annotated[int, typer.Option(help="Runs of each method at four times the window.")] = 3,
+    factors: Annotated[
+        str, typer.Option(help="L' / L, comma-separated; beyond the first with one seed only.")
+    ] = "4,8",
+    seeds: Annotated[
+        str, typer.Option(help="Of the data's order, comma-separated: a run of each method for each.")
+    ] = ("0,1,2"),
     max_steps: Annotated[int, typer.Option(help="Steps of fine-tuning; 0 measures the patched models only.")] = 1000,
-    eight_times: Annotated[bool, typer.Option(help="One run of each method at eight times the window.")] = True,
     other_corpus: Annotated[str, typer.Option(help="Tune linear on this too; empty for no such run.")] = (
         "python-stdlib"
     ),
@@ -46,11 +50,11 @@ def pi_command(
     from ctxext.cli import emit
     from ctxext.reproduce.pi import Design
 
-    counts = tuple(step for step in Design.steps if step < max_steps)
+    runs, (first, *others) = _numbers("seeds", seeds), _numbers("factors", factors)
     design = Design(
         methods=tuple(methods.split(",")),
-        seeds=((4, tuple(range(seeds))), *(((8, (0,)),) if eight_times else ())),
-        steps=(*counts, max_steps),
+        seeds=((first, runs), *((factor, runs[:1]) for factor in others)),
+        steps=(*(step for step in Design.steps if step < max_steps), max_steps),
         other_corpus=other_corpus or None,
     )
     emit(_run(model, output, design, "Position Interpolation, reproduced in small"), as_json, _render)
@@ -76,6 +80,14 @@ def demo(
     emit(run_tiny_demo(output), as_json, _render)
 
 
+def _numbers(name: str, text: str) -> tuple[int, ...]:
+    """Return the whole numbers of a comma-separated list."""
+    try:
+        return tuple(int(word) for word in text.split(","))
+    except ValueError:
+        raise ValueError(f"--{name} is {text!r}; give whole numbers with commas between, such as 0,1,2") from None
+
+
 def run_tiny_demo(output: Path) -> dict[str, Any]:
     """Run the short form of `reproduce pi`; return its report."""
     from ctxext.reproduce.pi import Design
@@ -85,6 +97,7 @@ def run_tiny_demo(output: Path) -> dict[str, Any]:
         seeds=((DEMO_FACTOR, (0,)),),
         steps=(0, DEMO_STEPS),
         other_corpus=None,
+        documents=4,
         depths=8,
         trials=5,
     )

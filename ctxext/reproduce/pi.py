@@ -76,6 +76,9 @@ class Design:
             problems.append("methods is empty: name one")
         if not any(seeds for _, seeds in self.seeds):
             problems.append("there is no seed: give at least 1")
+        problems += [
+            f"factor {factor} must be a power of two, 2 or more" for factor, _ in self.seeds if not _is_power(factor)
+        ]
         if min(self.steps) < 0:
             problems.append(f"steps {min(self.steps)} must not be negative")
         if problems:
@@ -93,6 +96,10 @@ class Design:
             factor, seeds = self.seeds[0]
             found.insert(len(self.methods), Run("linear", factor, seeds[0], self.other_corpus))
         return found
+
+
+def _is_power(factor: int) -> bool:
+    return factor >= 2 and factor & (factor - 1) == 0
 
 
 @dataclass(frozen=True)

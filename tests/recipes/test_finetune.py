@@ -262,8 +262,9 @@ def test_memory_presets_refuse_what_they_would_undo(write_recipe: Callable[..., 
 
 LOGITS_IN_TRANSFORMERS_4 = """
 import sys, torch
-from transformers import AutoModelForCausalLM, __version__
+from transformers import AutoModelForCausalLM, AutoTokenizer, __version__
 assert __version__.startswith("4.57"), __version__
+assert len(AutoTokenizer.from_pretrained(sys.argv[1])("abc")["input_ids"]) == 3
 with torch.no_grad():
     logits = AutoModelForCausalLM.from_pretrained(sys.argv[1])(torch.arange(3, 203)[None]).logits
 torch.save(logits, sys.argv[2])

@@ -61,7 +61,10 @@ def test_a_run_is_trained_measured_and_taken_up(
     assert again.rows == measured.rows
     answer = write_report(again, "small", output, 1.0)
     text = Path(answer["report"]).read_text()
-    assert f"| linear | 2 | 7 | {rows[2].perplexity[64]:.2f} |" in text and "Not decided by a run of this size: linear reaches" in text
+    assert (
+        f"| linear | 2 | 7 | {rows[2].perplexity[64]:.2f} |" in text
+        and "Not decided by a run of this size: linear reaches" in text
+    )
     assert all(Path(picture).stat().st_size > 10_000 for picture in answer["pictures"]) and answer["pictures"]
     with pytest.raises(ValueError, match="holds another experiment: learning_rate differ"):
         Experiment(str(byte_models()), output, Design(**{**vars(design), "learning_rate": 1e-3}))

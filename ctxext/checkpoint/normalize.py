@@ -32,8 +32,8 @@ def same_json(old: dict[str, Any], new: dict[str, Any]) -> bool:
 def normalize_config(folder: Path) -> bool:
     """Rewrite the `config.json` of a folder in both dialects, after any save that was not ctxext's own.
 
-    `save_pretrained` of transformers 5 writes `rope_parameters` alone, which transformers 4 does not read, and may call
-    the tokenizer's class by a name that transformers 4 does not know. A linked file is replaced; what it links to
+    `save_pretrained` of transformers 5 writes `rope_parameters` alone, which transformers 4 does not read, and may
+    call the tokenizer's class by a name that transformers 4 does not know. A linked file is replaced; what it links to
     stays as it is.
 
     Args:

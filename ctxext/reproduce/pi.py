@@ -58,7 +58,7 @@ class Design:
     corpus: str = "sympy-source"
     other_corpus: str | None = "python-stdlib"
     tokens_per_step: int = 4096
-    learning_rate: float = 5e-4
+    learning_rate: float = 2e-4
     documents: int = 8
     read: int = 16
     depths: int = 32

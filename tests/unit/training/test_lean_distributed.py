@@ -47,8 +47,9 @@ for _ in range(2):
     optimizer.step()
     optimizer.zero_grad()
     losses.append(float(accelerator.gather(loss.detach().reshape(1)).sum()))
-weights = {name: float(value.double().norm()) for name, value in accelerator.get_state_dict(model).items()}
+state = accelerator.get_state_dict(model)  # under ZeRO-3 on the main process alone
 if accelerator.is_main_process:
+    weights = {name: float(value.double().norm()) for name, value in state.items()}
     with open(out, "w") as file:
         json.dump({"losses": losses, "weights": weights}, file)
 torch.distributed.barrier()

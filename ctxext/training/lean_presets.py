@@ -2,11 +2,13 @@
 
 `plain` is transformers' Trainer as it comes. `fast` keeps the outputs of the matrix products and of attention and
 computes again what is cheap (norms, activations, products of elements). `lean` keeps one hidden state a layer and
-computes each layer again. Both take the loss by chunks.
+computes each layer again; on a CPU it also has the C library give freed blocks back to the system at once. Both take
+the loss by chunks.
 """
 
 from __future__ import annotations
 
+import ctypes
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -27,6 +29,8 @@ _SAVED_OPERATIONS = (
     "_scaled_dot_product_efficient_attention",
     "_scaled_dot_product_cudnn_attention",
 )
+_M_MMAP_THRESHOLD = -3  # of malloc.h
+_BLOCK_BYTES = 2**20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,6 +93,8 @@ def apply_preset(model: nn.Module, preset: str | MemoryPreset, *, offload: bool 
         )
     if chosen.chunk_tokens is not None:
         enable_lean_loss(model, chunk_tokens=chosen.chunk_tokens)
+    if chosen.recompute == "layers" and not torch.accelerator.is_available():
+        give_back_freed_memory()
     if chosen.recompute != "nothing":
         causal_model(model).activation_checkpointing_enable(checkpointing_arguments(chosen.recompute), offload=offload)
 
@@ -99,3 +105,16 @@ def checkpointing_arguments(recompute: Literal["cheap", "layers"]) -> dict[str, 
         return {"use_reentrant": False}
     operations = [getattr(torch.ops.aten, name).default for name in _SAVED_OPERATIONS if hasattr(torch.ops.aten, name)]
     return {"use_reentrant": False, "context_fn": partial(create_selective_checkpoint_contexts, operations)}
+
+
+def give_back_freed_memory() -> bool:
+    """Make glibc map every block of a megabyte or more by itself, for the rest of the process; say whether it did.
+
+    Otherwise glibc raises that limit to 32 MB as tensors come and go, and keeps what is freed in a heap that
+    fragments: the peak of a `lean` step on SmolLM2 (1 x 4096 tokens) was 2.8 GB instead of 1.9. Fresh pages cost time:
+    about a quarter of that step.
+    """
+    try:
+        return bool(ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, _BLOCK_BYTES))
+    except (AttributeError, OSError, TypeError):  # another C library than glibc
+        return False

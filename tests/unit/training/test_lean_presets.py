@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -70,3 +73,25 @@ def test_names_and_refusals() -> None:
 def test_offload_without_an_accelerator_is_refused() -> None:
     with pytest.raises(ValueError, match="no accelerator"):
         apply_preset(tiny_model(), "lean", offload=True)
+
+
+def test_freed_blocks_go_back_to_the_system() -> None:
+    """In a process of its own: the limit stays for the rest of a process."""
+    code = """
+import psutil, torch
+from ctxext.training.lean_presets import give_back_freed_memory
+if WANTED: assert give_back_freed_memory()
+blocks = [torch.ones(6 * 2**20, dtype=torch.uint8) for _ in range(60)]  # below glibc's highest limit
+torch.ones(40 * 2**20, dtype=torch.uint8)  # raises the limit, where it may rise
+blocks = [torch.ones(6 * 2**20, dtype=torch.uint8) for _ in range(60)]
+full = psutil.Process().memory_info().rss
+del blocks[:-1]
+print(full - psutil.Process().memory_info().rss)
+"""
+    if not hasattr(ctypes.CDLL(None), "gnu_get_libc_version"):
+        pytest.skip("another C library than glibc")
+    freed = {}
+    for wanted in (False, True):
+        command = [sys.executable, "-c", code.replace("WANTED", str(wanted))]
+        freed[wanted] = int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    assert freed[True] > 300e6 > freed[False]

@@ -45,8 +45,8 @@ def render(title: str, measured: Measured, claims: Sequence[Claim], pictures: Se
 
 
 def _claims(claims: Sequence[Claim]) -> list[str]:
-    lines = ["| the paper's claim, with its threshold | | found |", "|---|---|---|"]
     tried = [claim for claim in claims if claim.holds is not None]
+    lines = ["| the paper's claim, with its threshold | | found |", "|---|---|---|"] if tried else []
     for claim in tried:
         found = "; ".join(f"{row['where']}: {row['figure']}{'' if row['holds'] else ' ✗'}" for row in claim.found)
         lines.append(f"| {claim.text} | {_VERDICT[bool(claim.holds)]} | {found} |")

@@ -16,7 +16,8 @@ in bfloat16 (2 bytes) with AdamW. Sources:
 - *buckets*: DeepSpeed's `reduce_bucket_size` and `allgather_bucket_size` (5e8 numbers), ZeRO-3's
   `stage3_max_live_parameters` (1e9), DDP's copy of the gradients.
 - *base*: CUDA context and libraries, or a Python process with torch, transformers and accelerate imported.
-- *allocator*: a tenth of all that comes and goes (activations, logits, workspace): cached or fragmented blocks.
+- *allocator*: a tenth of all that comes and goes (activations, logits, workspace): cached or fragmented blocks. On a
+  CPU this holds where freed blocks go back to the system, as the preset `lean` sees to; by itself glibc keeps more.
 """
 
 from __future__ import annotations

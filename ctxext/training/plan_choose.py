@@ -8,6 +8,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from ctxext.checkpoint.source import TINY, resolve_checkpoint
 from ctxext.positions.base import nearest
 from ctxext.training.plan import METHODS, Load, Method, Prediction, Recompute, Setting, predict
 from ctxext.training.plan_shape import ModelShape, read_shape
@@ -50,7 +51,7 @@ def plan_checkpoint(
     """Predict every setting of a checkpoint and name the cheapest that fits.
 
     Args:
-        checkpoint: A local folder with config and safetensors; only headers are read.
+        checkpoint: A local folder with config and safetensors, or `tiny`; only headers are read.
         length: Tokens of a sequence.
         gpus: Devices, each reading `batch` sequences.
         memory: Of one device, such as `80GB`.
@@ -71,7 +72,8 @@ def plan_checkpoint(
         raise ValueError(f"--method is {method!r}{nearest(method, METHODS)}; there are {', '.join(METHODS)}")
     if device not in ("cuda", "cpu"):
         raise ValueError(f"--device is {device!r}; there are cuda, cpu")
-    limit, shape = parse_memory(memory), read_shape(Path(checkpoint))
+    folder = resolve_checkpoint(checkpoint) if checkpoint == TINY else Path(checkpoint)
+    limit, shape = parse_memory(memory), read_shape(folder)
     load = Load(length=length, batch=batch, gpus=gpus, device="cpu" if device == "cpu" else "cuda")
     chosen: tuple[Method, ...] = tuple(known for known in METHODS if method in (None, known))
     rows = [_row(shape, setting, load, limit) for setting in sorted(settings(chosen, device), key=_cost)]

@@ -63,7 +63,7 @@ def test_a_run_is_trained_measured_and_taken_up(
     text = Path(answer["report"]).read_text()
     assert (
         f"| linear | 2 | 7 | {rows[2].perplexity[64]:.2f} |" in text
-        and "Not decided by a run of this size: linear reaches" in text
+        and "Not decided by a run of this size: before tuning" in text
     )
     assert all(Path(picture).stat().st_size > 10_000 for picture in answer["pictures"]) and answer["pictures"]
     with pytest.raises(ValueError, match="holds another experiment: learning_rate differ"):

@@ -83,7 +83,7 @@ def test_other_conditions_are_warned_of(tmp_path):
 
 
 def test_an_unknown_kind_of_plot(tmp_path):
-    with pytest.raises(ValueError, match="kind 'pie'; allowed: line, heat"):
+    with pytest.raises(ValueError, match="kind 'pie'; allowed: line, log-line, heat"):
         draw_curves([("a", {**dataclasses.asdict(CURVE), "kind": "pie"})], tmp_path / "x.png")
 
 

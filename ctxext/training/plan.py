@@ -133,7 +133,10 @@ def predict(shape: ModelShape, setting: Setting, load: Load) -> Prediction:
     logits, head_gradient = _logits(shape, setting, tokens)
     workspace = 1.0 * tokens * (6 * shape.inner + 8 * shape.width)
     if setting.recompute != "nothing":
-        workspace += tokens * layer_bytes(shape, setting.method, "nothing", load.rank)
+        again = layer_bytes(shape, setting.method, "nothing", load.rank)
+        if setting.recompute == "cheap":  # what is kept is not computed again
+            again -= layer_bytes(shape, setting.method, "cheap", load.rank) - 2 * shape.width
+        workspace += tokens * again
     if setting.method == "qlora":
         workspace += 2 * shape.largest_matrix
     one_layer = kept / max(shape.layers, 1)

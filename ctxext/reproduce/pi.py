@@ -26,6 +26,8 @@ from ctxext.checkpoint.files import read_json, whole_folder, write_json
 from ctxext.checkpoint.patch import patch_checkpoint
 from ctxext.checkpoint.rope_config import read_rope
 from ctxext.checkpoint.source import resolve_checkpoint
+from ctxext.data.sources import Source
+from ctxext.data.tokens import check_source
 from ctxext.positions import get_method
 from ctxext.reproduce.pi_claims import Measured, Measurement
 from ctxext.training.recipe_files import recipe_root
@@ -81,6 +83,11 @@ class Design:
         ]
         if min(self.steps) < 0:
             problems.append(f"steps {min(self.steps)} must not be negative")
+        for corpus in (self.corpus, *((self.other_corpus,) if self.other_corpus else ())):
+            try:
+                check_source(Source(data=corpus))
+            except ValueError as error:
+                problems.append(str(error))
         if problems:
             raise ValueError("; ".join(problems))
 
@@ -143,6 +150,8 @@ class Experiment:
     def measure(self) -> Measured:
         """Run what is missing; return every measurement."""
         runs = self.design.runs()
+        for run in runs:  # a method that cannot be applied is found before hours are spent
+            self._start(run)
         rows = []
         for number, run in enumerate(runs, 1):
             with stage(f"run {number} of {len(runs)}: {run.name}"):

@@ -84,6 +84,8 @@ def test_what_cannot_be_run_is_refused(byte_models: Callable[..., Path], tmp_pat
         ValueError, match="unknown method .linaer.*did you mean .linear.*; there is no seed: give at least 1"
     ):
         Design(methods=("linaer",), seeds=((4, ()),))
+    with pytest.raises(ValueError, match="did you mean 'python-stdlib'"):
+        Design(other_corpus="python-stdlb")
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.tex").touch()
     with pytest.raises(ValueError, match="no report of ctxext; choose another --output"):

@@ -30,7 +30,7 @@ def preflight(recipe: Recipe, where: str = "the config") -> Path:
     Raises:
         ConfigError: With everything that is wrong.
     """
-    problems = [*environment_problems(recipe, os.environ), *_source_problems(recipe), *_evaluation_problems(recipe)]
+    problems = [*environment_problems(recipe, os.environ), *source_problems(recipe), *_evaluation_problems(recipe)]
     folder = None
     # A model on the Hub may take long to come: it is asked for once the rest is in order.
     if not problems or Path(recipe.model).expanduser().exists():
@@ -113,7 +113,8 @@ def _deepspeed_problems(recipe: Recipe, environment: Mapping[str, str], cuda: bo
     return problems
 
 
-def _source_problems(recipe: Recipe) -> list[str]:
+def source_problems(recipe: Recipe) -> list[str]:
+    """Return what is wrong with a recipe's sources; none is read."""
     problems = []
     for number, source in enumerate(recipe.data.sources):
         try:

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from ctxext.checkpoint.source import resolve_checkpoint
-from ctxext.data.tokens import TokenRules, TokenStore, check_source, open_store
+from ctxext.data.tokens import TokenRules, TokenStore, open_store
 from ctxext.training.arguments import Recipe
 from ctxext.training.config_file import ConfigError, apply_overrides, parse_config, read_yaml
+from ctxext.training.preflight import source_problems
 
 
 def load_tokens(recipe: Recipe, tokenizer: Any) -> list[TokenStore]:
@@ -32,12 +33,7 @@ def prepare_data(config: Path, overrides: Sequence[str]) -> dict[str, Any]:
     from transformers import AutoTokenizer
 
     recipe = parse_config(apply_overrides(read_yaml(config), overrides), str(config))
-    problems = []
-    for number, source in enumerate(recipe.data.sources):
-        try:
-            check_source(source)
-        except ValueError as error:
-            problems.append(f"data.sources.{number}: {error}")
+    problems = source_problems(recipe)
     if problems:
         raise ConfigError(problems, str(config))
     stores = load_tokens(recipe, AutoTokenizer.from_pretrained(resolve_checkpoint(recipe.model)))

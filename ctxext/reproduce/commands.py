@@ -114,7 +114,7 @@ def _run(model: str, output: Path, design: Any, title: str, budget: str = "") ->
         words = {"window": experiment.window, "length": DEMO_FACTOR * experiment.window, "steps": DEMO_STEPS}
         print(budget.format(methods=", ".join(design.methods), **words), file=sys.stderr, flush=True)
     measured = experiment.measure()
-    return write_report(measured, title, output, time.perf_counter() - start)
+    return write_report(measured, title, output, time.perf_counter() - start, design.bf16)
 
 
 def _render(answer: dict[str, Any]) -> str:

@@ -16,7 +16,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +52,7 @@ class Design:
         read: Tokens read of each, in windows L.
         depths: Distances of the passkey evaluation.
         trials: Passkeys at each.
+        bf16: Whether training computes in bfloat16, else in float32; by default where the machine is fast at it.
     """
 
     methods: tuple[str, ...] = (DIRECT, "linear", "ntk", "yarn")
@@ -65,6 +66,7 @@ class Design:
     read: int = 16
     depths: int = 32
     trials: int = 10
+    bf16: bool = field(default_factory=lambda: fast_bfloat16())
 
     def __post_init__(self) -> None:
         problems = []
@@ -203,7 +205,7 @@ class Experiment:
             "per_device_train_batch_size": max(1, self.design.tokens_per_step // length),
             "learning_rate": self.design.learning_rate,
             "max_steps": max(self.design.steps),
-            "bf16": True,
+            "bf16": self.design.bf16,
             "use_cpu": not torch.cuda.is_available(),
             "seed": run.seed,
             "data": {"boundaries": "joined", "sources": [{"data": run.corpus, "min_tokens": length}]},
@@ -271,6 +273,18 @@ class Experiment:
         path.parent.mkdir(parents=True, exist_ok=True)
         settings = RunSettings(dtype="float32", batch_size=8)
         return run_evaluation(build(load(evaluation), options), checkpoint, settings, path)[0].metrics
+
+
+def fast_bfloat16() -> bool:
+    """Return whether this machine multiplies bfloat16 matrices faster than float32 ones.
+
+    A CPU without instructions for it emulates them, tens of times slower.
+    """
+    import torch
+
+    if torch.cuda.is_available():
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
 
 
 def claim_folder(output: Path, design: dict[str, Any]) -> None:

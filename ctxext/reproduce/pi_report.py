@@ -15,8 +15,9 @@ REPORT, TABLE = "report.md", "report.json"
 _VERDICT = {True: "holds", False: "**fails**"}
 
 
-def write_report(measured: Measured, title: str, output: Path, seconds: float) -> dict[str, Any]:
+def write_report(measured: Measured, title: str, output: Path, seconds: float, bf16: bool) -> dict[str, Any]:
     """Draw the pictures and write `report.md` and `report.json`; return what the latter holds."""
+    trained = "bfloat16" if bf16 else "float32"
     claims = check_claims(measured)
     pictures = draw(measured, output)
     answer = {
@@ -24,6 +25,7 @@ def write_report(measured: Measured, title: str, output: Path, seconds: float) -
         "window": measured.window,
         "claims": [claim.to_json() for claim in claims],
         "measurements": [_row(row) for row in measured.rows.values()],
+        "trained_in": trained,
         "versions": versions(),
         "seconds": round(seconds, 1),
         "pictures": [str(path) for path in pictures],
@@ -31,7 +33,7 @@ def write_report(measured: Measured, title: str, output: Path, seconds: float) -
     }
     write_json(output / TABLE, answer)
     text = render(title, measured, claims, [path.name for path in pictures])
-    (output / REPORT).write_text(f"{text}\nMade in {seconds:.0f} seconds.\n", encoding="utf-8")
+    (output / REPORT).write_text(f"{text}\nTrained in {trained}; made in {seconds:.0f} seconds.\n", encoding="utf-8")
     return answer
 
 

@@ -62,7 +62,11 @@ def patch_command(
     source: Source,
     output: Annotated[Path, typer.Argument(help="The folder to make.")],
     method: Annotated[
-        str, typer.Option(help="linear (pi), theta, ntk, dynamic, ntk_by_parts, yarn, longrope, llama3 or a plugin's.")
+        str,
+        typer.Option(
+            help="linear (pi), theta, ntk, dynamic, ntk_by_parts, yarn, longrope, llama3 or a plugin's; or a bias: "
+            "alibi, sandwich, smoothed_sandwich, windowed, kerple_log, kerple_power, t5."
+        ),
     ],
     length: Annotated[int, typer.Option(help="Tokens that the model shall read.")],
     original_length: Annotated[int | None, typer.Option(help="The pretrained window, if ambiguous.")] = None,
@@ -84,10 +88,26 @@ def patch_command(
         float | None, typer.Option(help="llama3: L / the longest wavelength ramped (1).")
     ] = None,
     high_freq_factor: Annotated[float | None, typer.Option(help="llama3: L / the shortest one (4).")] = None,
+    keep_rotary: Annotated[
+        bool | None, typer.Option("--keep-rotary", help="Biases: add the bias to the rotary embedding (replaces it).")
+    ] = None,
+    slope_shift: Annotated[float | None, typer.Option(help="alibi: Delta of slopes 2^-(h + Delta) (0).")] = None,
+    shared_exponent: Annotated[float | None, typer.Option(help="alibi: one h for all heads.")] = None,
+    dimension: Annotated[int | None, typer.Option(help="sandwich: of the sinusoids (128).")] = None,
+    base: Annotated[float | None, typer.Option(help="sandwich: of the sinusoids (10000).")] = None,
+    log_slope: Annotated[float | None, typer.Option(help="smoothed_sandwich: at h = 8 (0.825).")] = None,
+    offset: Annotated[float | None, typer.Option(help="smoothed_sandwich: at h = 8 (0.8).")] = None,
+    fit_points: Annotated[
+        int | None, typer.Option(help="smoothed_sandwich: fit to this many distances; the paper's footnote has 50.")
+    ] = None,
+    window: Annotated[int | None, typer.Option(help="windowed: tokens that a query sees.")] = None,
+    with_alibi: Annotated[bool | None, typer.Option("--with-alibi", help="windowed: ALiBi within the window.")] = None,
+    num_buckets: Annotated[int | None, typer.Option(help="t5: buckets of a head (32).")] = None,
+    max_distance: Annotated[int | None, typer.Option(help="t5: where the last bucket starts (128).")] = None,
     option: Annotated[list[str] | None, typer.Option(help="NAME=VALUE: an option of a plugin's method.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Write a checkpoint that reads LENGTH tokens: a new config beside the same weights."""
+    """Write a checkpoint that reads LENGTH tokens: a new config beside the same weights, and a bias's code."""
     from ctxext.checkpoint.options import parse_factors, parse_options
     from ctxext.checkpoint.patch import patch_checkpoint
     from ctxext.checkpoint.render import render_patch
@@ -112,6 +132,18 @@ def patch_command(
         short_factor=parse_factors("short_factor", short_factor),
         low_freq_factor=low_freq_factor,
         high_freq_factor=high_freq_factor,
+        keep_rotary=keep_rotary,
+        slope_shift=slope_shift,
+        shared_exponent=shared_exponent,
+        dimension=dimension,
+        base=base,
+        log_slope=log_slope,
+        offset=offset,
+        fit_points=fit_points,
+        window=window,
+        with_alibi=with_alibi,
+        num_buckets=num_buckets,
+        max_distance=max_distance,
         **parse_options(option or []),
     )
     emit(report, as_json, render_patch)

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig, set_seed
 
+import ctxext.modeling  # noqa: F401  # registers the models with an attention bias
 from ctxext.data.dataset import PackedDataset
 from ctxext.data.packing import Packs
 from ctxext.data.tokens import TokenStore

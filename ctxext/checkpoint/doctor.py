@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ctxext.checkpoint.case import ERROR, Case, Fault, examine
+from ctxext.checkpoint.faults_bias import bias_faults
 from ctxext.checkpoint.faults_config import config_faults
 from ctxext.checkpoint.faults_files import adapter_faults, limit_faults, weight_faults
 from ctxext.checkpoint.faults_use import record_faults, use_faults
@@ -22,7 +23,7 @@ def diagnose(source: str | Path, *, verify: bool = True) -> list[Fault]:
     Args:
         source: A folder, a `.gguf` file or a Hub id; the folder of a peft adapter too.
         verify: Also build the model in stock transformers, without weights, and compare its live frequencies with the
-            formula; the only part that needs torch. Left out where an error was found already.
+            formula; the only part that needs torch, but for a learned bias. Left out where an error was found already.
 
     Returns:
         Errors and warnings, which make a checkpoint faulty, and notices, which do not.
@@ -40,6 +41,7 @@ def _diagnose_folder(case: Case, verify: bool) -> list[Fault]:
     found = config_faults(case)
     if not any(fault.code in ("dynamic-enlarged", "float-length") for fault in found):
         found += record_faults(case)
+    found += bias_faults(case)
     found += weight_faults(case)
     found += limit_faults(case)
     found += use_faults(case)

@@ -73,6 +73,10 @@ FAMILIES: dict[str, Family] = {
     "gpt_neox": Family(theta_key="rotary_emb_base", partial_key="rotary_pct", default_partial=0.25),
 }
 
+# Families that `ctxext.modeling` has models with an attention bias for, and what their model types begin with.
+BIAS_FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+BIAS_PREFIX = "ctxext_"
+
 # What people most often try; the reason saves them a search.
 WITHOUT_ROPE: dict[str, str] = {
     "gpt2": "learned absolute positions",
@@ -85,6 +89,12 @@ WITHOUT_ROPE: dict[str, str] = {
     "t5": "a learned relative bias",
     "mamba": "no attention",
 }
+
+
+def base_type(model_type: str) -> str:
+    """Return the model type of the family, without what a bias checkpoint puts before it."""
+    base = model_type.removeprefix(BIAS_PREFIX)
+    return base if base in BIAS_FAMILIES else model_type
 
 
 def find_family(config: dict[str, Any]) -> Family:
@@ -106,6 +116,7 @@ def find_family(config: dict[str, Any]) -> Family:
             f"model_type {model_type!r} has {WITHOUT_ROPE[model_type]} and no rotary embedding to rescale; "
             f"supported are {supported}"
         )
+    model_type = base_type(model_type)
     if model_type not in FAMILIES:
         raise ValueError(
             f"model_type {model_type!r} is not supported{nearest(model_type, list(FAMILIES))}: {supported}"

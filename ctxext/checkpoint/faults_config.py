@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from ctxext.checkpoint.case import ERROR, NOTICE, WARNING, Case, Fault
-from ctxext.checkpoint.loaders import ORIGINAL, ROPE_TYPES, read_as_transformers4, read_as_transformers5
+from ctxext.checkpoint.loaders import ORIGINAL, ROPE_TYPES, has_bias, read_as_transformers4, read_as_transformers5
 from ctxext.checkpoint.normalize import normalized
 from ctxext.checkpoint.plan import every_layer_slides
 from ctxext.checkpoint.rope_parameters import allowed_keys
@@ -156,7 +156,7 @@ def _check_dialects(case: Case) -> Iterator[Fault]:
             remedy="write both dialects",
             fixable=_settles(case),
         )
-    elif not case.old.supported:
+    elif not case.old.supported and not has_bias(case.config):
         yield Fault(
             code="transformers-4",
             level=NOTICE,

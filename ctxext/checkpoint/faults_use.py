@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ctxext.checkpoint.case import ERROR, NOTICE, Case, Fault
+from ctxext.checkpoint.loaders import has_bias
 from ctxext.checkpoint.servers import read_as_llama_cpp, read_as_vllm
 from ctxext.positions.base import RopeScaling
 from ctxext.positions.rope import Dynamic, Linear, LongRoPE
@@ -75,6 +76,14 @@ def _equal(mine: Any, theirs: Any) -> bool:
 def use_faults(case: Case) -> Iterator[Fault]:
     """Yield what is to be known before generating, serving or converting: notices, all of them."""
     if case.rope is None or not case.new.supported:
+        return
+    if has_bias(case.config):
+        yield Fault(
+            code="bias-loaders",
+            level=NOTICE,
+            message="vLLM, llama.cpp and transformers 4 refuse a model with an attention bias",
+            remedy="serve it with transformers 5: trust_remote_code=True, or after `import ctxext.modeling`",
+        )
         return
     scaling, length = case.rope.scaling, case.length or case.rope.window
     yield from _cache_notice(scaling)

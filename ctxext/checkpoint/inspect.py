@@ -7,6 +7,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from ctxext.checkpoint.bias_config import read_bias
 from ctxext.checkpoint.faults_files import limit_of
 from ctxext.checkpoint.files import read_json, weight_files
 from ctxext.checkpoint.headers import read_headers
@@ -24,7 +25,8 @@ def inspect_checkpoint(source: str | Path) -> dict[str, Any]:
         source: A folder, a `.gguf` file or a Hub id.
 
     Returns:
-        A dict of plain values. Lengths and wavelengths are in tokens; `wavelengths.beyond_window` holds the pairs j
+        A dict of plain values; `rope_type`, `rope_theta` and `wavelengths` are None where a bias replaces the rotary
+        embedding. Lengths and wavelengths are in tokens; `wavelengths.beyond_window` holds the pairs j
         that turn less than once within the original window, of `count` in all.
 
     Raises:
@@ -33,7 +35,9 @@ def inspect_checkpoint(source: str | Path) -> dict[str, Any]:
     folder = resolve_checkpoint(source)
     config = read_json(folder / "config.json")
     rope, section = read_rope(config), text_section(config)
-    scaling, method = rope.scaling, rope.scaling.name
+    bias = read_bias(config)
+    replaced = bias is not None and not bias.keep_rotary
+    scaling, method = rope.scaling, rope.scaling.name if bias is None else bias.name
     length = rope.window if rope.ambiguity is None else rope.max_position_embeddings
     if rope.provenance is not None:
         method = str(rope.provenance.get("method", method))
@@ -47,18 +51,19 @@ def inspect_checkpoint(source: str | Path) -> dict[str, Any]:
         "checkpoint": str(folder),
         "model_type": model_type_of(config),
         "method": method,
-        "rope_type": scaling.rope_type,
+        "bias": None if bias is None else bias.bias_parameters(),
+        "rope_type": None if replaced else scaling.rope_type,
         "factor": getattr(scaling, "factor", None),
         "total_factor": length / rope.original_length,
         "length": length,
         "original_length": rope.original_length,
         "max_position_embeddings": rope.max_position_embeddings,
         "ambiguity": rope.ambiguity,
-        "rope_theta": scaling.rope_theta,
+        "rope_theta": None if replaced else scaling.rope_theta,
         "attention_factor": scaling.cos_sin_factor,
         "head_dim": read_head_dim(section, rope.family),
-        "rotary_dim": rope.rotary_dim,
-        "wavelengths": _wavelengths(rope, length),
+        "rotary_dim": 0 if replaced else rope.rotary_dim,
+        "wavelengths": None if replaced else _wavelengths(rope, length),
         "sliding_window": section.get("sliding_window"),
         "tokenizer_limit": limit_of(folder, "tokenizer_config.json", "model_max_length"),
         "generation_limit": limit_of(folder, "generation_config.json", "max_length"),

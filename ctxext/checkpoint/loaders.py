@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ctxext.checkpoint.families import Family, find_family
+from ctxext.checkpoint.families import BIAS_PREFIX, Family, find_family
 from ctxext.checkpoint.rope_config import text_section
 from ctxext.positions.base import RopeScaling, check_length, check_number, nearest
 from ctxext.positions.rope import Dynamic, Linear, LongRoPE, Theta, longrope_attention_factor
@@ -21,6 +21,7 @@ from ctxext.positions.rope_by_parts import Llama3, Yarn, yarn_attention_factor
 
 TRANSFORMERS_5 = "transformers 5.24"
 TRANSFORMERS_4 = "transformers 4.57.6"
+NO_BIAS = "it has no attention biases and refuses this model type"
 ORIGINAL = "original_max_position_embeddings"
 ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "longrope", "llama3")
 
@@ -120,6 +121,8 @@ def read_as_transformers4(config: dict[str, Any]) -> LoaderReading:
 
 
 def _or_refused(loader: str, read: Callable[[dict[str, Any]], LoaderReading], config: dict[str, Any]) -> LoaderReading:
+    if has_bias(config) and loader != TRANSFORMERS_5:
+        return LoaderReading(loader=loader, supported=False, problems=(NO_BIAS,))
     try:
         reading = read(config)
         if reading.scaling is not None:
@@ -228,6 +231,11 @@ def _check_olmo2_4(given: dict[str, Any]) -> None:
             f"rope_scaling is {given!r}; olmo2 in transformers 4 takes type (linear or dynamic) and a factor written "
             "as a float, and nothing else"
         )
+
+
+def has_bias(config: dict[str, Any]) -> bool:
+    """Return whether a config is that of a model with an attention bias."""
+    return str(config.get("model_type")).startswith(BIAS_PREFIX)
 
 
 def model_type_of(config: dict[str, Any]) -> str:

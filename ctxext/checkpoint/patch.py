@@ -1,4 +1,4 @@
-"""Patch a checkpoint folder natively: a new config beside the same weights, for every stock loader to read."""
+"""Patch a checkpoint folder: a new config beside the same weights, and for a bias the code that reads it."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+from ctxext.checkpoint.bias_files import place_code, place_weights
 from ctxext.checkpoint.files import LINK_MODES, carried_files, place, read_json, weight_files, whole_folder, write_json
 from ctxext.checkpoint.plan import PatchPlan, plan_patch
+from ctxext.checkpoint.rope_config import text_section
 from ctxext.checkpoint.source import resolve_checkpoint
 from ctxext.checkpoint.verify import verify_checkpoint
 from ctxext.positions.base import nearest
@@ -30,8 +32,8 @@ def patch_checkpoint(
 ) -> dict[str, Any]:
     """Write a checkpoint folder that reads `length` tokens.
 
-    Only configs are written; weights are reflinked or copied, hard-linked or symlinked, and never read. SOURCE is not
-    changed. OUTPUT appears whole or not at all.
+    Only configs are written, and for a bias its code and learned values; weights are reflinked or copied, hard-linked
+    or symlinked, and never read. SOURCE is not changed. OUTPUT appears whole or not at all.
 
     Args:
         source: A folder, a `.gguf` file or a Hub id.
@@ -72,8 +74,7 @@ def patch_checkpoint(
     if dry_run:
         return {**report, "written": False}
     with whole_folder(target, force) as partial:
-        for path in weights:
-            place(path, partial / path.name, link)
+        place_weights(weights, partial, link, plan.bias, text_section(before).get("num_attention_heads", 0))
         _write_small_files(plan, folder, partial)
         if verify:
             verify_checkpoint(partial)
@@ -94,6 +95,8 @@ def _write_small_files(plan: PatchPlan, folder: Path, partial: Path) -> None:
     for relative in carried_files(folder):
         place(folder / relative, partial / relative, "copy")
     write_json(partial / "config.json", plan.config)
+    if plan.bias is not None:
+        place_code(partial)
     for name, key in (("tokenizer_config.json", "model_max_length"), ("generation_config.json", "max_length")):
         path = partial / name
         if not path.exists():
@@ -115,6 +118,7 @@ def _report(plan: PatchPlan, folder: Path, target: Path, before: dict[str, Any])
         "total_factor": plan.total_factor,
         "rope_theta": plan.scaling.rope_theta,
         "attention_factor": plan.scaling.cos_sin_factor,
+        "bias": None if plan.bias is None else plan.bias.bias_parameters(),
         "notes": plan.notes,
         "config_diff": config_diff(before, plan.config),
     }

@@ -8,11 +8,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import ctxext
+from ctxext.checkpoint.bias_config import read_bias
 from ctxext.checkpoint.families import Family
+from ctxext.checkpoint.plan_bias import bias_notes, biased_config, check_start, choose_bias
 from ctxext.checkpoint.rope_config import RopeConfig, read_rope, text_section
 from ctxext.checkpoint.rope_write import OLD_TWO_KEY_TYPES, write_rope
 from ctxext.positions import METHODS, get_method
 from ctxext.positions.base import Extension, RopeScaling, check_length, nearest
+from ctxext.positions.bias import AttentionBias
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,7 +24,8 @@ class PatchPlan:
 
     Attributes:
         rope: What the config says now.
-        scaling: The method and numbers to be.
+        scaling: The method and numbers to be, of the rotary embedding.
+        bias: The attention bias to be, or None.
         config: The new config, both dialects and the provenance included.
         length: Tokens that the model shall read.
         notes: What the user should know, a sentence each.
@@ -32,6 +36,7 @@ class PatchPlan:
     config: dict[str, Any]
     length: int
     notes: list[str]
+    bias: AttentionBias | None = None
 
     @property
     def total_factor(self) -> float:
@@ -54,7 +59,7 @@ def plan_patch(
     Args:
         config: The parsed `config.json`.
         method: As after `--method`.
-        length: Tokens that the model shall read; more than it reads now (`theta` may keep it).
+        length: Tokens that the model shall read; more than it reads now (`theta` and the biases may keep it).
         original_length: The pretrained window, in tokens, where the config is ambiguous.
         allow_sliding_window: Extend a model although none of its layers sees further than its window.
         source: What the checkpoint is called in the provenance.
@@ -70,15 +75,32 @@ def plan_patch(
     if original_length is not None:
         check_length("original_length", original_length)
     check_geometry(text_section(config))
+    _refuse_biased(config)
     rope = read_rope(config, original_length)
-    _check_composition(rope, chosen, length)
+    bias: AttentionBias | None = None
+    if issubclass(chosen, AttentionBias):
+        bias = choose_bias(chosen, given)
+        check_start(rope, bias, length)
+    else:
+        _check_composition(rope, chosen, length)
     notes = _sliding_notes(text_section(config), rope.family, length, allow_sliding_window)
-    extension = Extension(window=rope.window, length=length, rotary_dim=rope.rotary_dim)
-    scaling = chosen.extend(rope.scaling, extension, **given)
-    written = write_rope(config, rope, scaling, length)
+    if bias is not None:
+        written, scaling = biased_config(config, rope, bias, length)
+        notes += bias_notes(bias, rope, length)
+    elif issubclass(chosen, RopeScaling):
+        extension = Extension(window=rope.window, length=length, rotary_dim=rope.rotary_dim)
+        scaling = chosen.extend(rope.scaling, extension, **given)
+        written = write_rope(config, rope, scaling, length)
+        notes += _scaling_notes(config["model_type"], rope, scaling, length)
     written["ctxext"] = _provenance(config, rope, chosen.name, length, given, source)
-    notes += _scaling_notes(config["model_type"], rope, scaling, length)
-    return PatchPlan(rope=rope, scaling=scaling, config=written, length=length, notes=notes)
+    return PatchPlan(rope=rope, scaling=scaling, config=written, length=length, notes=notes, bias=bias)
+
+
+def _refuse_biased(config: dict[str, Any]) -> None:
+    """Refuse a model that has an attention bias: it was trained with that one."""
+    bias = read_bias(config)
+    if bias is not None:
+        raise ValueError(f"the model has an attention bias already ({bias.name}); start from the one without")
 
 
 def _check_composition(rope: RopeConfig, chosen: type[RopeScaling], length: int) -> None:
@@ -117,7 +139,7 @@ def _scaling_notes(model_type: str, rope: RopeConfig, scaling: RopeScaling, leng
     return notes
 
 
-def _check_options(method: type[RopeScaling], given: dict[str, Any]) -> None:
+def _check_options(method: type[RopeScaling] | type[AttentionBias], given: dict[str, Any]) -> None:
     """Refuse options that the method does not have: they would have no effect."""
     known = [name.replace("_", "-") for name in method.options()]
     for name in (name.replace("_", "-") for name in given):

@@ -16,15 +16,31 @@ def render_patch(report: dict[str, Any]) -> str:
     lines = [
         f"{done} {report['output']}: {report['method']}, {report['window']} -> {report['length']} tokens "
         f"(factor {report['factor']:g}, {report['total_factor']:g} in all)",
-        f"rope_theta {report['rope_theta']:g}, attention factor {report['attention_factor']:g}",
+        _positions(report),
         *(f"note: {note}" for note in report["notes"]),
     ]
     if not report["written"]:
         return "\n".join([*lines, *report["config_diff"]])
-    checked = (
-        "stock transformers builds it and its frequencies are the formula's" if report["verified"] else "not verified"
+    checked = "transformers builds it and its bias is" if report["bias"] else "stock transformers builds it and its"
+    checked += " the formula's" if report["bias"] else " frequencies are the formula's"
+    return "\n".join([*lines, checked if report["verified"] else "not verified"])
+
+
+def _positions(report: dict[str, Any]) -> str:
+    """Return what a patched model knows positions by."""
+    rope = f"rope_theta {report['rope_theta']:g}, attention factor {report['attention_factor']:g}"
+    if report["bias"] is None:
+        return rope
+    return (
+        f"{_bias(report['bias'])}; rotary embedding {'kept: ' + rope if report['bias']['keep_rotary'] else 'replaced'}"
     )
-    return "\n".join([*lines, checked])
+
+
+def _bias(parameters: dict[str, Any]) -> str:
+    """Return a bias with the options that are set."""
+    hidden = ("bias_type", "keep_rotary")
+    options = [f"{name} {value}" for name, value in parameters.items() if name not in hidden and value is not None]
+    return ", ".join([f"bias {parameters['bias_type']}", *options])
 
 
 def _line(label: str, value: str) -> str:
@@ -48,15 +64,9 @@ def render_inspect(answer: dict[str, Any]) -> str:
         _line("checkpoint", answer["checkpoint"]),
         _line("model", f"{answer['model_type']}, reads {answer['length']} tokens{scaled}"),
         _line("method", _method(answer)),
-        _line("rope_theta", f"{answer['rope_theta']:g}"),
-        _line("attention factor", f"{answer['attention_factor']:g}"),
-        _line("head", f"{answer['head_dim']} dimensions, {answer['rotary_dim']} rotated ({waves['count']} pairs)"),
-        _line("wavelengths", _spread(waves["after"], waves["count"], answer["original_length"])),
+        *([_line("bias", _bias(answer["bias"]))] if answer["bias"] else []),
+        *(_rotary(answer, waves) if waves is not None else [_line("rotary embedding", "replaced by the bias")]),
     ]
-    if waves["before"] is None:
-        lines.append(_line("  before scaling", "not recorded: the base was replaced"))
-    elif waves["before"] != waves["after"]:
-        lines.append(_line("  before scaling", _spread(waves["before"], waves["count"], answer["original_length"])))
     limits = [
         f"{name} {answer[key] if answer[key] is not None else 'none'}"
         for name, key in (
@@ -73,6 +83,21 @@ def render_inspect(answer: dict[str, Any]) -> str:
     return "\n".join([*lines, "", *_loaders(answer["loaders"])])
 
 
+def _rotary(answer: dict[str, Any], waves: dict[str, Any]) -> list[str]:
+    """Return the lines on the rotary embedding."""
+    lines = [
+        _line("rope_theta", f"{answer['rope_theta']:g}"),
+        _line("attention factor", f"{answer['attention_factor']:g}"),
+        _line("head", f"{answer['head_dim']} dimensions, {answer['rotary_dim']} rotated ({waves['count']} pairs)"),
+        _line("wavelengths", _spread(waves["after"], waves["count"], answer["original_length"])),
+    ]
+    if waves["before"] is None:
+        lines.append(_line("  before scaling", "not recorded: the base was replaced"))
+    elif waves["before"] != waves["after"]:
+        lines.append(_line("  before scaling", _spread(waves["before"], waves["count"], answer["original_length"])))
+    return lines
+
+
 def _weights(weights: dict[str, Any]) -> str:
     if weights["problem"]:
         return str(weights["problem"])
@@ -84,6 +109,8 @@ def _weights(weights: dict[str, Any]) -> str:
 def _method(answer: dict[str, Any]) -> str:
     if answer["total_factor"] == 1 and answer["provenance"] is None and answer["rope_type"] == "default":
         return "none: unscaled (rope_type default)"
+    if answer["bias"] is not None:
+        return f"{answer['method']} (attention bias), {answer['total_factor']:g} times the window"
     factor = "" if answer["factor"] is None else f", factor {answer['factor']:g}"
     return f"{answer['method']} (rope_type {answer['rope_type']}{factor}), {answer['total_factor']:g} times the window"
 

@@ -12,7 +12,14 @@ from dataclasses import replace
 from typing import Any
 
 from ctxext.checkpoint.families import find_family
-from ctxext.checkpoint.loaders import ORIGINAL, LoaderReading, model_type_of, read_as_transformers5
+from ctxext.checkpoint.loaders import (
+    NO_BIAS,
+    ORIGINAL,
+    LoaderReading,
+    has_bias,
+    model_type_of,
+    read_as_transformers5,
+)
 from ctxext.checkpoint.rope_config import text_section
 from ctxext.positions.base import RopeScaling
 from ctxext.positions.rope import Dynamic, Linear, LongRoPE, Theta, longrope_attention_factor, ntk_theta
@@ -39,6 +46,8 @@ def read_as_vllm(config: dict[str, Any], length: int) -> LoaderReading:
         length: Tokens that the model is meant to read.
     """
     reading = read_as_transformers5(config)
+    if has_bias(config):
+        return LoaderReading(loader=VLLM, supported=False, problems=(NO_BIAS,))
     if not reading.supported or reading.scaling is None:
         return replace(reading, loader=VLLM)
     scaling, model_type = reading.scaling, model_type_of(config)
@@ -117,6 +126,8 @@ def read_as_llama_cpp(config: dict[str, Any]) -> LoaderReading:
         config: The parsed `config.json` of a supported family.
     """
     reading = read_as_transformers5(config)
+    if has_bias(config):
+        return LoaderReading(loader=LLAMA_CPP, supported=False, problems=(NO_BIAS,))
     if not reading.supported or reading.scaling is None:
         return replace(reading, loader=LLAMA_CPP)
     scaling, problems = _converted(reading.scaling, config)

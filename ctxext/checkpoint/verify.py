@@ -6,6 +6,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ctxext.checkpoint.bias_config import read_bias
 from ctxext.checkpoint.files import read_json, weight_files, write_json
 from ctxext.checkpoint.plan import COUNTS, check_geometry, check_padding
 from ctxext.checkpoint.rope_config import read_rope, text_section
@@ -43,7 +44,13 @@ def verify_checkpoint(folder: Path) -> None:
     if getattr(config, "quantization_config", None) is None:  # quantized weights are packed into other shapes
         _check_shapes(model, shapes, text_config)
     from ctxext.positions.live import check_frequencies, rotary_modules
+    from ctxext.positions.live_bias import check_bias
 
+    bias = read_bias(raw)
+    if bias is not None:
+        check_bias(model, bias)
+        if not bias.keep_rotary:
+            return
     live = _modules([type(module)(config=text_config) for module in rotary_modules(model).values()])
     check_frequencies(live, rope.scaling, rope.rotary_dim, rope.window)
 
@@ -76,6 +83,8 @@ def _try_to_build(folder: Path) -> tuple[nn.Module, Any] | Exception:
     import torch
     from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig, AutoModelForCausalLM
+
+    import ctxext.modeling  # noqa: F401  # so that no code of the folder is run
 
     try:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)

@@ -168,6 +168,8 @@ def load(source: str | Path, settings: RunSettings, length: int | None = None) -
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
+    import ctxext.modeling  # noqa: F401  # so that models with an attention bias load without running their own code
+
     folder = source if isinstance(source, Path) else _resolve(source)
     if not (folder / "config.json").is_file():
         raise ValueError(f"{folder} is not a checkpoint: it has no config.json")

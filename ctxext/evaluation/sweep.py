@@ -76,9 +76,9 @@ def chosen_methods(names: Sequence[str] | None) -> list[str]:
     Raises:
         ValueError: if a name is unknown.
     """
-    from ctxext.positions import METHODS, get_method
+    from ctxext.positions import METHODS, get_rope_method
 
-    return list(METHODS) if names is None else [get_method(name).name for name in names]
+    return list(METHODS) if names is None else [get_rope_method(name).name for name in names]
 
 
 def mean_losses(model: Any, sequences: Sequence[Sequence[int]]) -> torch.Tensor:
@@ -121,10 +121,10 @@ def _skipped(name: str, reason: str) -> dict[str, Any]:
 
 def _try_method(name: str, loaded: Loaded, sequences: Sequence[Sequence[int]], window: int) -> dict[str, Any]:
     """Patch the model in memory with a method and measure it; a method that cannot be used says why."""
-    from ctxext.positions import get_method
+    from ctxext.positions import get_rope_method
     from ctxext.positions.live import fit_length, patch
 
-    method, length = get_method(name), len(sequences[0]) - 1
+    method, length = get_rope_method(name), len(sequences[0]) - 1
     try:
         model = fit_length(patch(loaded.model, method=name, length=length), length)
         row = _measure(name, model, sequences, window)

@@ -7,7 +7,7 @@ classes here are used, and no flag is needed.
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import Any
 
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
@@ -38,6 +38,6 @@ for _config, _decoder, _model in _CLASSES:
     _model.register_for_auto_class("AutoModelForCausalLM")
 
 
-def remote_code_files() -> list[Path]:
-    """Return the files that a bias checkpoint carries."""
-    return sorted(path for path in Path(__file__).parent.glob("*.py") if path.name != "__init__.py")
+def classes_of(model_type: str) -> tuple[Any, Any, Any]:
+    """Return the config, the decoder and the causal language model of a `model_type` such as `ctxext_llama`."""
+    return next(classes for classes in _CLASSES if classes[0].model_type == model_type)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import transformers
 from torch import nn
 from transformers import (
     LlamaForCausalLM,
@@ -20,6 +21,9 @@ from transformers import (
 from .attention import AUTO, BACKENDS, BiasRows
 from .bias import ScoreBias
 from .configuration_ctxext import CtxextLlamaConfig, CtxextMistralConfig, CtxextQwen2Config, CtxextQwen3Config
+
+if int(transformers.__version__.split(".")[0]) < 5:
+    raise ImportError(f"this model needs transformers 5.17 or newer; {transformers.__version__} is installed")
 
 
 class NoRotation(nn.Module):
@@ -66,17 +70,24 @@ class BiasMixin:
 class BiasDecoderMixin(BiasMixin):
     """A decoder whose attention is given the bias, and whose rotary embedding may be switched off."""
 
+    score_bias: ScoreBias
+
     def __init__(self, config: Any) -> None:
         super().__init__(config)  # type: ignore[call-arg]
-        parameters = config.bias_parameters or {}
-        self.score_bias = ScoreBias(parameters, config.num_attention_heads)
-        if not parameters.get("keep_rotary", False):
-            head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-            self.rotary_emb = NoRotation(head_dim)
+        put_bias(self, config)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the family's own forward pass; its layers hand `score_bias` on to the attention."""
         return super().forward(*args, score_bias=BiasRows(self.score_bias), **kwargs)  # type: ignore[misc]
+
+
+def put_bias(decoder: Any, config: Any) -> None:
+    """Give a decoder the bias of a config, and take its rotary embedding away unless the config keeps it."""
+    parameters = config.bias_parameters or {}
+    decoder.score_bias = ScoreBias(parameters, config.num_attention_heads)
+    if not parameters.get("keep_rotary", False):
+        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        decoder.rotary_emb = NoRotation(head_dim)
 
 
 class CtxextLlamaModel(BiasDecoderMixin, LlamaModel):

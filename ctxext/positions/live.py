@@ -88,7 +88,8 @@ def patch(
     """Extend a model in memory, as `ctxext patch` does a checkpoint; changes and returns `model`.
 
     The config is changed and the rotary modules are rebuilt from it in float32, whatever the model's dtype; then the
-    live frequencies are compared with the formula's. Cast a model before this, not after: `model.bfloat16()` rounds
+    live frequencies are compared with the formula's. For an attention bias the model's classes become those of
+    `ctxext.modeling`. Cast a model before this, not after: `model.bfloat16()` rounds
     the frequencies too, which `from_pretrained(dtype=...)` does not. `save_pretrained` writes the dialect of
     transformers 5 only; `ctxext.checkpoint.normalize` adds the other.
 
@@ -106,6 +107,13 @@ def patch(
     from ctxext.checkpoint.rope_config import text_section
 
     plan = plan_patch(model.config.to_dict(), method=method, length=length, original_length=original_length, **options)
+    if plan.bias is not None:
+        from ctxext.positions.live_bias import add_bias, check_bias
+
+        _limit_generation(model, length)
+        add_bias(model, plan.config)
+        check_bias(model, plan.bias)
+        return model
     section = text_section(plan.config)
     config = model.config.get_text_config()
     vars(config).pop("original_max_position_embeddings", None)  # it would override what the new scaling says
@@ -113,9 +121,7 @@ def patch(
         if section.get(key) is not None:
             setattr(config, key, section[key])
     model.config.ctxext = plan.config["ctxext"]
-    generation = getattr(model, "generation_config", None)
-    if generation is not None and generation.max_length is not None:
-        generation.max_length = length
+    _limit_generation(model, length)
     config.standardize_rope_params()
     config.validate_rope()
     for name, module in rotary_modules(model).items():
@@ -124,6 +130,12 @@ def patch(
         setattr(model.get_submodule(parent), leaf, type(module)(config=config).to(device))
     check_frequencies(model, plan.scaling, plan.rope.rotary_dim, length)
     return model
+
+
+def _limit_generation(model: PreTrainedModel, length: int) -> None:
+    generation = getattr(model, "generation_config", None)
+    if generation is not None and generation.max_length is not None:
+        generation.max_length = length
 
 
 def fit_length(model: PreTrainedModel, length: int) -> PreTrainedModel:

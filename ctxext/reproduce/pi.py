@@ -28,7 +28,7 @@ from ctxext.checkpoint.rope_config import read_rope
 from ctxext.checkpoint.source import resolve_checkpoint
 from ctxext.data.sources import Source
 from ctxext.data.tokens import check_source
-from ctxext.positions import get_method
+from ctxext.positions import get_rope_method
 from ctxext.reproduce.pi_claims import Measured, Measurement
 from ctxext.training.recipe_files import recipe_root
 
@@ -73,7 +73,7 @@ class Design:
         for method in self.methods:
             if method != DIRECT:
                 try:
-                    get_method(method)
+                    get_rope_method(method)
                 except ValueError as error:
                     problems.append(f"{error}, direct")
         if not self.methods:
@@ -283,7 +283,7 @@ def fast_bfloat16() -> bool:
     import torch
 
     if torch.cuda.is_available():
-        return torch.cuda.is_bf16_supported(including_emulation=False)
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
     return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
 
 

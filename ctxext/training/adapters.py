@@ -5,10 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from ctxext.checkpoint.bias_config import read_bias
 from ctxext.checkpoint.files import carried_files, place, read_json, whole_folder
 from ctxext.checkpoint.normalize import normalize_config
 from ctxext.checkpoint.rope_config import RopeConfig, read_rope
 from ctxext.checkpoint.source import resolve_checkpoint
+from ctxext.positions.bias import AttentionBias
 from ctxext.training.arguments import Lora
 
 
@@ -25,13 +27,15 @@ def add_adapters(model: Any, lora: Lora) -> Any:
     from peft import LoraConfig, get_peft_model
 
     tied = bool(model.config.get_text_config().tie_word_embeddings)
+    trained = embeddings_and_norms(model) if lora.embeddings_and_norms else []
+    trained += learned_bias(model)
     config = LoraConfig(
         task_type="CAUSAL_LM",
         r=lora.r,
         lora_alpha=lora.alpha,
         lora_dropout=lora.dropout,
         target_modules=list(lora.targets),
-        modules_to_save=embeddings_and_norms(model) if lora.embeddings_and_norms else None,
+        modules_to_save=trained or None,
         ensure_weight_tying=lora.embeddings_and_norms and tied,
     )
     return get_peft_model(model, config)
@@ -46,6 +50,12 @@ def embeddings_and_norms(model: Any) -> list[str]:
         if module is embedding or type(module).__name__.lower().endswith("norm")
     }
     return sorted(names)
+
+
+def learned_bias(model: Any) -> list[str]:
+    """Return the name of the model's attention bias as peft's `modules_to_save` takes it, if it learns."""
+    bias = getattr(model.model, "score_bias", None)
+    return ["score_bias"] if bias is not None and bias.learned else []
 
 
 def recorded_config(adapter: Path) -> dict[str, Any]:
@@ -74,16 +84,20 @@ def check_adapter(config: dict[str, Any], adapter: Path) -> None:
     """
     if not (adapter / "config.json").exists():
         return
-    recorded, given = read_rope(read_json(adapter / "config.json")), read_rope(config)
-    if (recorded.scaling, recorded.window) != (given.scaling, given.window):
+    own = read_json(adapter / "config.json")
+    recorded, given, bias = read_rope(own), read_rope(config), read_bias(own)
+    if (recorded.scaling, recorded.window, bias) != (given.scaling, given.window, read_bias(config)):
+        method = recorded.scaling.name if bias is None else bias.name
         raise ValueError(
-            f"adapter {adapter} was trained on a model with {_said(recorded)}, and this one has {_said(given)}: patch "
-            f"the base first (`ctxext patch BASE OUTPUT --method {recorded.scaling.name} --length {recorded.window}`) "
-            "or merge the adapter (`ctxext merge`), which does it by itself"
+            f"adapter {adapter} was trained on a model with {_said(recorded, bias)}, and this one has "
+            f"{_said(given, read_bias(config))}: patch the base first (`ctxext patch BASE OUTPUT --method {method} "
+            f"--length {recorded.window}`) or merge the adapter (`ctxext merge`), which does it by itself"
         )
 
 
-def _said(rope: RopeConfig) -> str:
+def _said(rope: RopeConfig, bias: AttentionBias | None) -> str:
+    if bias is not None:
+        return f"the attention bias {bias.bias_parameters()} and {rope.window} tokens"
     scaling = rope.scaling
     if scaling.name == "theta":
         return f"no scaling, theta {scaling.rope_theta:g} and {rope.window} tokens"
@@ -105,6 +119,8 @@ def load_adapter(adapter: str | Path, *, base: str | None = None, **options: Any
     """
     from peft import PeftConfig, PeftModel
     from transformers import AutoConfig, AutoModelForCausalLM
+
+    import ctxext.modeling  # noqa: F401  # registers the models with an attention bias
 
     folder = resolve_checkpoint(adapter)
     recorded_config(folder)

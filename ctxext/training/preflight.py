@@ -187,6 +187,8 @@ def _target_problems(recipe: Recipe, folder: Path) -> list[str]:
     from torch import nn
     from transformers import AutoConfig, AutoModelForCausalLM
 
+    import ctxext.modeling  # noqa: F401  # registers the models with an attention bias
+
     with init_empty_weights():
         model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))
     linear = sorted({name.split(".")[-1] for name, part in model.named_modules() if isinstance(part, nn.Linear)})

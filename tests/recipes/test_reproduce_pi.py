@@ -59,7 +59,7 @@ def test_a_run_is_trained_measured_and_taken_up(
     (results / "step-0-passkey-512.json").unlink(missing_ok=True)
     again = Experiment(str(byte_models()), output, design).measure()
     assert again.rows == measured.rows
-    answer = write_report(again, "small", output, 1.0)
+    answer = write_report(again, "small", output, 1.0, bf16=False)
     text = Path(answer["report"]).read_text()
     assert (
         f"| linear | 2 | 7 | {rows[2].perplexity[64]:.2f} |" in text

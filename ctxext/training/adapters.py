@@ -157,7 +157,7 @@ def merge_adapter(adapter: str | Path, output: str | Path, *, base: str | None =
     with whole_folder(target, force) as partial:
         merged.save_pretrained(partial)
         for relative in carried_files(folder):
-            if not relative.name.startswith(("adapter_", "ctxext_state", "generation_config")):
+            if not relative.name.startswith(("adapter_", "ctxext_state")) and not (partial / relative).exists():
                 place(folder / relative, partial / relative, "copy")
         normalize_config(partial)
     return target

@@ -207,7 +207,7 @@ def plan_command(
 
 @app.command("bench")
 def bench_command(
-    name: Annotated[str, typer.Argument(help="patch, perplexity, passkey, train or all.")],
+    name: Annotated[str, typer.Argument(help="patch, perplexity, passkey, train, attention or all.")],
     rounds: Annotated[int, typer.Option(help="Runs of each side, in turn.")] = 3,
     as_json: Json = False,
 ) -> None:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+from ctxext.bench.attention import bench_attention
 from ctxext.bench.evaluations import bench_passkey, bench_perplexity
 from ctxext.bench.patch import bench_patch
 from ctxext.bench.train import bench_train
@@ -16,6 +17,7 @@ BENCHES: dict[str, Callable[[int], dict[str, Any]]] = {
     "perplexity": bench_perplexity,
     "passkey": bench_passkey,
     "train": bench_train,
+    "attention": bench_attention,
 }
 
 

@@ -10,6 +10,7 @@ Nothing of the held-out split is read; the keys and filler offsets by which the 
 
 from __future__ import annotations
 
+import json
 import math
 import random
 import sys
@@ -22,9 +23,9 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from torch.utils.data import Dataset
 from transformers import (
+    AutoModelForCausalLM,
     HfArgumentParser,
     LlamaConfig,
-    LlamaForCausalLM,
     PreTrainedTokenizerFast,
     Trainer,
     TrainingArguments,
@@ -32,9 +33,15 @@ from transformers import (
 )
 from transformers.trainer_utils import get_last_checkpoint
 
+from ctxext.checkpoint.bias_config import write_bias
 from ctxext.checkpoint.normalize import normalize_config
+from ctxext.checkpoint.plan_bias import choose_bias
 from ctxext.data.offline import in_split, sympy_source
 from ctxext.evals.passkey import FILLER, HEADER, KEY_SENTENCE, LARGEST_KEY, QUESTION, SMALLEST_KEY, PromptMaker
+from ctxext.modeling import classes_of
+from ctxext.positions import BIASES
+from ctxext.positions.base import nearest
+from ctxext.reproduce.sinusoidal import SinusoidalLlamaConfig
 
 END = "<|endoftext|>"
 PROSE = [HEADER + FILLER + KEY_SENTENCE.format(key=0) + QUESTION] * 2000  # so that the prompts' words are tokens
@@ -68,6 +75,8 @@ class Organism:
     kv_heads: int = field(default=2, metadata={"help": "key/value heads"})
     mlp_width: int = field(default=512, metadata={"help": "the MLP's inner size"})
     theta: float = field(default=10000.0, metadata={"help": "rope_theta"})
+    positions: str = field(default="rotary", metadata={"help": "rotary, sinusoidal, or an attention bias by name"})
+    position_options: str = field(default="{}", metadata={"help": "the bias's options, as JSON"})
     passkeys: float = field(default=0.2, metadata={"help": "share of the rows that begin with a passkey prompt"})
 
     def __post_init__(self) -> None:
@@ -80,6 +89,9 @@ class Organism:
             problems.append(f"passkeys {self.passkeys} is a share: 0 to 1")
         if self.vocabulary < 257:
             problems.append(f"vocabulary {self.vocabulary} must be at least 257: 256 bytes and {END}")
+        if self.positions not in ("rotary", "sinusoidal", *BIASES):
+            known = ["rotary", "sinusoidal", *BIASES]
+            problems.append(f"positions {self.positions!r}{nearest(self.positions, known)} is none of {known}")
         if problems:
             raise ValueError("; ".join(problems))
 
@@ -165,7 +177,7 @@ class Rows(Dataset[dict[str, torch.Tensor]]):
         return {"input_ids": ids, "labels": ids}
 
 
-def make_model(tokenizer: Any, organism: Organism) -> LlamaForCausalLM:
+def make_model(tokenizer: Any, organism: Organism) -> Any:
     """Return a new model of the organism's shape; initial weights as in GPT-2, residual outputs scaled by depth."""
     config = LlamaConfig(
         vocab_size=len(tokenizer),
@@ -180,21 +192,38 @@ def make_model(tokenizer: Any, organism: Organism) -> LlamaForCausalLM:
         bos_token_id=tokenizer.bos_token_id,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=None,
-        attn_implementation="eager",  # with torch.compile, twice as fast as SDPA in windows this short on a CPU
     )
-    model = LlamaForCausalLM(config)
+    # eager: with torch.compile, twice as fast as SDPA in windows this short on a CPU
+    model = AutoModelForCausalLM.from_config(with_positions(config, organism), attn_implementation="eager")
     for name, parameter in model.named_parameters():
         if name.endswith(("o_proj.weight", "down_proj.weight")):
             parameter.data.div_(math.sqrt(2 * organism.layers))
     return model
 
 
-def save_final(model: LlamaForCausalLM, tokenizer: Any, folder: Path) -> None:
-    """Save model and tokenizer in bfloat16, with a config in both dialects."""
+def with_positions(config: LlamaConfig, organism: Organism) -> Any:
+    """Return the config of the same model, told positions as the organism says."""
+    if organism.positions == "rotary":
+        return config
+    if organism.positions == "sinusoidal":
+        return SinusoidalLlamaConfig.from_dict({**config.to_dict(), "model_type": "sinusoidal_llama"})
+    bias = choose_bias(BIASES[organism.positions], json.loads(organism.position_options))
+    written = write_bias(config.to_dict(), bias)
+    return classes_of(written["model_type"])[0].from_dict(written)
+
+
+def save_final(model: Any, tokenizer: Any, folder: Path) -> None:
+    """Save model and tokenizer in bfloat16 (a learned bias in float32), with a config in both dialects."""
     model.config.use_cache = True  # which Trainer turned off
-    model.to(torch.bfloat16).save_pretrained(folder)
+    learned = {name: value.clone() for name, value in model.state_dict().items() if ".score_bias." in name}
+    model.to(torch.bfloat16)
+    if learned:
+        model.model.score_bias.float()
+        model.load_state_dict(learned, strict=False)
+    model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    normalize_config(folder)
+    if not isinstance(model.config, SinusoidalLlamaConfig):  # no loader but ours reads that one
+        normalize_config(folder)
 
 
 def pretrain(organism: Organism, args: TrainingArguments) -> Path:

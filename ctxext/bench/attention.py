@@ -113,7 +113,7 @@ def _attend(function: str, parameters: dict[str, Any]) -> Callable[..., Any]:
     from ctxext.modeling.bias import ScoreBias
 
     bias, layer = ScoreBias(parameters, HEADS), nn.Module()
-    run: Callable[..., Any] = FUNCTIONS[function]
+    run: Any = FUNCTIONS[function]
 
     def attend(q: Any, k: Any, v: Any) -> Any:
         return run(layer, q, k, v, None, score_bias=BiasRows(bias))[0]

@@ -1,0 +1,248 @@
+"""Small models trained from nothing with one way to know positions each: what `reproduce alibi|sandwich` measure.
+
+A model is trained on rows of L_tr tokens by `recipes/pretrain.py`, in a process of its own, then read up to 16 L_tr by
+three protocols. Every model's result is one file, so an interrupted experiment goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ctxext.checkpoint.files import read_json, write_json
+from ctxext.reproduce.pi import claim_folder, fast_bfloat16, stage
+from ctxext.training.recipe_files import recipe_root
+
+STRETCH = 16  # the longest reading, in training lengths
+DOCUMENTS, READ = 8, 2  # for perplexity: held-out documents, and longest readings of each
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What all models of an experiment share.
+
+    Attributes:
+        window: L_tr, tokens.
+        steps: Of training.
+        tokens_per_step: Of one step.
+        width: Hidden size.
+        layers: Decoder layers.
+        heads: Query and key heads.
+        vocabulary: Tokens.
+        learning_rate: At its peak; cosine decay, 100 steps of warm-up.
+        segments: N of the last-token protocol.
+        bf16: Whether training computes in bfloat16.
+    """
+
+    window: int = 128
+    steps: int = 1500
+    tokens_per_step: int = 4096
+    width: int = 128
+    layers: int = 4
+    heads: int = 8
+    vocabulary: int = 1024
+    learning_rate: float = 2e-3
+    segments: int = 500
+    bf16: bool = field(default_factory=fast_bfloat16)
+
+    @property
+    def lengths(self) -> list[int]:
+        """Return the lengths read: L_tr times 1, 2, 4, ... 16."""
+        return [self.window << doubling for doubling in range(STRETCH.bit_length())]
+
+
+@dataclass(frozen=True)
+class Model:
+    """One model.
+
+    Attributes:
+        positions: `rotary`, `sinusoidal`, or a bias by name.
+        options: The bias's options.
+        stretch: Its training length over L_tr.
+        seed: Of weights and data.
+    """
+
+    positions: str
+    options: tuple[tuple[str, Any], ...] = ()
+    stretch: int = 1
+    seed: int = 0
+
+    @property
+    def label(self) -> str:
+        """What tables call it, whatever its seed."""
+        words = [self.positions, *(f"{name}={value:g}" for name, value in self.options)]
+        return " ".join([*words, *([f"L_tr x{self.stretch}"] if self.stretch > 1 else [])])
+
+    @property
+    def name(self) -> str:
+        """The name of its files."""
+        return f"{self.label} seed {self.seed}".replace(" ", "-").replace("=", "-")
+
+
+Results = dict[str, list[dict[str, Any]]]  # by the model's label, a seed each
+
+
+def run_models(models: Sequence[Model], settings: Settings, output: Path, jobs: int) -> Results:
+    """Train and measure what is missing; return the results by label, a seed each.
+
+    Args:
+        models: What to train.
+        settings: What they share.
+        output: The folder of results; taken up where it stopped.
+        jobs: Models at once, each with its share of the cores.
+
+    Raises:
+        ValueError: If the folder holds something else, or a model's process fails; names its log.
+    """
+    claim_folder(output, json.loads(json.dumps(asdict(settings))))
+    missing = [model for model in models if not (output / "results" / f"{model.name}.json").exists()]
+    done = 0
+
+    def run(model: Model) -> None:
+        nonlocal done
+        _run_apart(model, settings, output, max(1, (os.cpu_count() or 1) // jobs))
+        done += 1
+        print(f"- {done} of {len(missing)}: {model.name}", file=sys.stderr, flush=True)
+
+    with stage(f"{len(missing)} models to train, {jobs} at once"), ThreadPoolExecutor(jobs) as pool:
+        list(pool.map(run, missing))
+    found: Results = {}
+    for model in models:
+        found.setdefault(model.label, []).append(read_json(output / "results" / f"{model.name}.json"))
+    return found
+
+
+def _run_apart(model: Model, settings: Settings, output: Path, threads: int) -> None:
+    """Train and measure one model in a process of its own."""
+    log = output / "logs" / f"{model.name}.txt"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    job = {"model": asdict(model), "settings": asdict(settings), "output": str(output)}
+    command = [sys.executable, "-m", "ctxext.reproduce.scratch", json.dumps(job)]
+    environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false"}
+    with log.open("w", encoding="utf-8") as file:
+        code = subprocess.run(command, stdout=file, stderr=file, env=environment).returncode
+    if code:
+        raise ValueError(f"{model.name} ended with exit code {code}; its log is {log}")
+
+
+def train(model: Model, settings: Settings, folder: Path) -> Path:
+    """Train one model by the recipe; return the folder of the finished model."""
+    window = settings.window * model.stretch
+    given: dict[str, Any] = {
+        "output_dir": folder,
+        "window": window,
+        "vocabulary": settings.vocabulary,
+        "layers": settings.layers,
+        "width": settings.width,
+        "heads": settings.heads,
+        "kv_heads": settings.heads,
+        "mlp_width": 2 * settings.width,
+        "passkeys": 0.0,
+        "positions": model.positions,
+        "position_options": json.dumps(dict(model.options)),
+        "max_steps": settings.steps,
+        "per_device_train_batch_size": max(1, settings.tokens_per_step // window),
+        "learning_rate": settings.learning_rate,
+        "warmup_steps": min(100, settings.steps // 10),
+        "save_steps": max(1, settings.steps // 3),
+        "save_total_limit": 1,
+        "bf16": settings.bf16,
+        "torch_compile": False,
+        "seed": model.seed,
+    }
+    words = [word for name, value in given.items() for word in (f"--{name}", str(value))]
+    subprocess.run([sys.executable, str(recipe_root() / "pretrain.py"), *words], check=True)
+    return folder / "final"
+
+
+def measure(folder: Path, settings: Settings) -> dict[str, Any]:
+    """Return what a trained model scores: perplexity by length, non-overlapping, sliding and of the last token."""
+    import ctxext.reproduce.sinusoidal  # noqa: F401  # registers that model
+    from ctxext.evaluation.loading import RunSettings, load
+
+    loaded = load(folder, RunSettings(dtype="float32"))
+    lengths, stride = settings.lengths, settings.window // 4
+    return {
+        "nonoverlapping": {length: _perplexity(loaded, length, length, settings) for length in lengths},
+        "sliding": {length: _perplexity(loaded, length, stride, settings) for length in lengths},
+        "last_token": last_token(loaded, settings),
+    }
+
+
+def _perplexity(loaded: Any, length: int, stride: int, settings: Settings) -> float:
+    """Return perplexity in windows of `length`; the same tokens of the same documents at every length."""
+    from ctxext.evaluation.base import Session, build
+    from ctxext.evaluation.registry import load
+    from ctxext.training.callbacks import run_evaluation
+
+    read = READ * settings.lengths[-1]
+    options = {"data": "sympy-source", "length": length, "stride": stride, "truncate": read, "min_tokens": read}
+    evaluation = build(load("perplexity"), {**options, "limit": DOCUMENTS, "bos": "never"})
+    session = Session(loaded.model, loaded.tokenizer, max(1, 8192 // length))
+    return float(run_evaluation(evaluation, session)["perplexity"])
+
+
+def last_token(loaded: Any, settings: Settings) -> dict[int, float]:
+    """Return the perplexity of the last tokens of N segments by the tokens read before them.
+
+    The Sandwich paper's protocol (arXiv 2212.10356, section 3.2): the same tokens are scored at every length.
+    """
+    import torch
+
+    longest = settings.lengths[-1]
+    segments = _segments(loaded.tokenizer, longest + 1, settings.segments)
+    lengths = [length for length in (settings.window // 8, settings.window // 4, settings.window // 2)]
+    found = {}
+    for length in [*lengths, *settings.lengths]:
+        total, rows = 0.0, max(1, 16384 // length)
+        for start in range(0, len(segments), rows):
+            batch = segments[start : start + rows, -length - 1 :]
+            with torch.inference_mode():
+                logits = loaded.model(input_ids=batch[:, :-1], use_cache=False, logits_to_keep=1).logits[:, -1].float()
+            total += float(torch.nn.functional.cross_entropy(logits, batch[:, -1], reduction="sum"))
+        found[length] = math.exp(total / len(segments))
+    return found
+
+
+def _segments(tokenizer: Any, size: int, count: int) -> Any:
+    """Return `count` segments of held-out documents, evenly spread over them: `(count, size)`."""
+    import torch
+
+    from ctxext.data.offline import sympy_source
+
+    places: list[list[int]] = []
+    for document in sympy_source("held-out"):
+        ids = tokenizer(document.text, add_special_tokens=False, verbose=False)["input_ids"]
+        places += [ids[start : start + size] for start in range(0, len(ids) - size + 1, size // 16)]
+    if len(places) < count:
+        raise ValueError(f"the held-out text has {len(places)} segments of {size} tokens; {count} are wanted")
+    return torch.tensor([places[round(index * (len(places) - 1) / max(1, count - 1))] for index in range(count)])
+
+
+def main(job: dict[str, Any]) -> None:
+    """Train and measure one model, and write its result."""
+    options = tuple((name, value) for name, value in job["model"].pop("options"))
+    model, settings = Model(**job["model"], options=options), Settings(**job["settings"])
+    output = Path(job["output"])
+    folder = output / "models" / model.name
+    final = folder / "final"
+    if not (final / "config.json").exists():
+        train(model, settings, folder)
+    result = {"model": model.label, "seed": model.seed, **measure(final, settings)}
+    (output / "results").mkdir(exist_ok=True)
+    write_json(output / "results" / f"{model.name}.json", result)
+    for checkpoint in folder.glob("checkpoint-*"):
+        shutil.rmtree(checkpoint)
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))

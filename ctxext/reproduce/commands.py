@@ -60,6 +60,78 @@ def pi_command(
     emit(_run(model, output, design, "Position Interpolation, reproduced in small"), as_json, _render)
 
 
+Output = Annotated[Path, typer.Option(help="The folder of results and report; taken up where it stopped.")]
+Seeds = Annotated[str, typer.Option(help="Of weights and data, comma-separated: every model once for each.")]
+Steps = Annotated[int, typer.Option(help="Steps of training of each model.")]
+Jobs = Annotated[int, typer.Option(help="Models trained at once; 0 is one for each core.")]
+
+
+@reproduce_app.command("alibi")
+def alibi_command(
+    output: Output = Path("reproduce-alibi"),
+    seeds: Seeds = "0,1,2",
+    max_steps: Steps = 1500,
+    jobs: Jobs = 0,
+    as_json: Json = False,
+) -> None:
+    """ALiBi (arXiv 2108.12409): five small models from nothing, read to 16 times their length; hours on 2 cores."""
+    from ctxext.reproduce.scratch_claims import ALIBI_CHECKS, ALIBI_MODELS
+
+    title, protocols = "ALiBi, reproduced in small", ("nonoverlapping", "sliding")
+    answer = _run_scratch(title, ALIBI_MODELS, ALIBI_CHECKS, (output, seeds, max_steps, jobs), protocols, cost=True)
+    emit_report(answer, as_json)
+
+
+@reproduce_app.command("sandwich")
+def sandwich_command(
+    output: Output = Path("reproduce-sandwich"),
+    seeds: Seeds = "0,1,2",
+    max_steps: Steps = 1500,
+    jobs: Jobs = 0,
+    as_json: Json = False,
+) -> None:
+    """Sandwich (arXiv 2212.10356), tables 1 to 3: 19 small models from nothing; many hours on 2 cores."""
+    from ctxext.reproduce.scratch_claims import SANDWICH_CHECKS, SANDWICH_MODELS
+
+    title = "Sandwich and the receptive field, reproduced in small"
+    run = (output, seeds, max_steps, jobs)
+    emit_report(_run_scratch(title, SANDWICH_MODELS, SANDWICH_CHECKS, run, ("last_token",)), as_json)
+
+
+def _run_scratch(
+    title: str,
+    models: Any,
+    checks: Any,
+    run: tuple[Path, str, int, int],
+    protocols: tuple[str, ...],
+    cost: bool = False,
+) -> dict[str, Any]:
+    """Train, measure and report; `run` is output, seeds, steps and jobs."""
+    import dataclasses
+    import os
+
+    from ctxext.reproduce.scratch import Settings, run_models
+    from ctxext.reproduce.scratch_claims import check
+    from ctxext.reproduce.scratch_cost import measure_cost
+    from ctxext.reproduce.scratch_report import write_report
+
+    output, seeds, steps, jobs = run
+    if steps < 1 or jobs < 0:
+        raise ValueError(f"--max-steps {steps} must be at least 1, and --jobs {jobs} not negative")
+    settings = Settings(steps=steps)
+    wanted = [dataclasses.replace(model, seed=seed) for seed in _numbers("seeds", seeds) for model in models]
+    results = run_models(wanted, settings, output, jobs or os.cpu_count() or 1)
+    found = check(results, settings.window, checks, measure_cost(output) if cost else None)
+    return write_report(title, results, found, settings, output, protocols)
+
+
+def emit_report(answer: dict[str, Any], as_json: bool) -> None:
+    """Print a report."""
+    from ctxext.cli import emit
+
+    emit(answer, as_json, _render)
+
+
 def demo(
     output: Annotated[Path, typer.Option(help="The report folder.")] = Path("demo-report"),
     model: Annotated[str, typer.Option(help="tiny (the whole chain) or smollm2 (a real model, only patched).")] = (

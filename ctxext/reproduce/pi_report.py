@@ -39,14 +39,15 @@ def write_report(measured: Measured, title: str, output: Path, seconds: float, b
 
 def render(title: str, measured: Measured, claims: Sequence[Claim], pictures: Sequence[str]) -> str:
     """Return the report as Markdown."""
-    lines = [f"# {title}", "", *_claims(claims), ""]
+    lines = [f"# {title}", "", *claims_table(claims), ""]
     for factor in sorted({factor for _, factor, *_ in measured.rows}):
         lines += [*_table(measured, factor), ""]
     lines += [f"![{name}]({name})" for name in pictures]
     return "\n".join(lines) + "\n"
 
 
-def _claims(claims: Sequence[Claim]) -> list[str]:
+def claims_table(claims: Sequence[Claim]) -> list[str]:
+    """Return a table of claims with what was found, as lines of Markdown."""
     tried = [claim for claim in claims if claim.holds is not None]
     lines = ["| the paper's claim, with its threshold | | found |", "|---|---|---|"] if tried else []
     for claim in tried:

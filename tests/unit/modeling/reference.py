@@ -147,11 +147,17 @@ def seen_by(documents: torch.Tensor) -> torch.Tensor:
 
 
 def dense_attention(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, table: torch.Tensor, seen: torch.Tensor
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    table: torch.Tensor,
+    seen: torch.Tensor,
+    keep: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """`(batch, queries, heads, head_dim)` float64, one head at a time, of as many queries as keys.
 
-    Query head h reads key head h // (heads / key heads), as in grouped-query attention.
+    Query head h reads key head h // (heads / key heads), as in grouped-query attention. `keep` multiplies the
+    weights: what dropout does, `(batch, heads, queries, keys)`.
     """
     batch, heads, length, width = query.shape
     groups = heads // key.shape[1]
@@ -162,5 +168,6 @@ def dense_attention(
             scores = query[row, head].double() @ key[row, head // groups].double().T / math.sqrt(width)
             scores = scores + table[head][distance.clamp(min=0)]
             weights = torch.softmax(scores.masked_fill(~seen[row], -math.inf), dim=-1)
+            weights = weights if keep is None else weights * keep[row, head]
             out.append(weights @ value[row, head // groups].double())
-    return torch.stack(out).reshape(batch, heads, length, width).transpose(1, 2)
+    return torch.stack(out).reshape(batch, heads, length, -1).transpose(1, 2)

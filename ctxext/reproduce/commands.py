@@ -176,7 +176,36 @@ def run_tiny_demo(output: Path) -> dict[str, Any]:
     return _run("tiny", output, design, "The tiny model beyond its window", DEMO_BUDGET)
 
 
-def _run(model: str, output: Path, design: Any, title: str, budget: str = "") -> dict[str, Any]:
+@reproduce_app.command("swap")
+def swap_command(
+    output: Output = Path("reproduce-swap"),
+    model: Annotated[str, typer.Option(help="The pretrained model: `tiny`, a folder or a Hub id.")] = "tiny",
+    methods: Annotated[str, typer.Option(help="Comma-separated biases; windowed sees half the window.")] = (
+        "alibi,sandwich,smoothed_sandwich,windowed,kerple_log,kerple_power,t5"
+    ),
+    seeds: Annotated[str, typer.Option(help="Of the data's order, comma-separated.")] = "0",
+    max_steps: Annotated[int, typer.Option(help="Steps of fine-tuning.")] = 1000,
+    as_json: Json = False,
+) -> None:
+    """Swap attention biases into a pretrained model and tune it, beside linear at equal cost; hours on 2 cores."""
+    from ctxext.checkpoint.files import read_json
+    from ctxext.checkpoint.source import resolve_checkpoint
+    from ctxext.reproduce.pi import Design
+    from ctxext.reproduce.swap_claims import RIVAL, check_swaps
+
+    window = int(read_json(resolve_checkpoint(model) / "config.json").get("max_position_embeddings", 2))
+    design = Design(
+        methods=(RIVAL, *methods.split(",")),
+        seeds=((4, _numbers("seeds", seeds)),),
+        steps=(*(step for step in Design.steps if step < max_steps), max_steps),
+        other_corpus=None,
+        options=(("windowed", (("window", max(1, window // 2)),)),),
+    )
+    title = "Attention biases swapped into a pretrained model"
+    emit_report(_run(model, output, design, title, check=check_swaps), as_json)
+
+
+def _run(model: str, output: Path, design: Any, title: str, budget: str = "", check: Any = None) -> dict[str, Any]:
     from ctxext.reproduce.pi import Experiment
     from ctxext.reproduce.pi_report import write_report
 
@@ -186,7 +215,8 @@ def _run(model: str, output: Path, design: Any, title: str, budget: str = "") ->
         words = {"window": experiment.window, "length": DEMO_FACTOR * experiment.window, "steps": DEMO_STEPS}
         print(budget.format(methods=", ".join(design.methods), **words), file=sys.stderr, flush=True)
     measured = experiment.measure()
-    return write_report(measured, title, output, time.perf_counter() - start, design.bf16)
+    chosen = {} if check is None else {"check": check}
+    return write_report(measured, title, output, time.perf_counter() - start, design.bf16, **chosen)
 
 
 def _render(answer: dict[str, Any]) -> str:

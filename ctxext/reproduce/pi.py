@@ -28,7 +28,7 @@ from ctxext.checkpoint.rope_config import read_rope
 from ctxext.checkpoint.source import resolve_checkpoint
 from ctxext.data.sources import Source
 from ctxext.data.tokens import check_source
-from ctxext.positions import get_rope_method
+from ctxext.positions import get_method
 from ctxext.reproduce.pi_claims import Measured, Measurement
 from ctxext.training.recipe_files import recipe_root
 
@@ -52,6 +52,7 @@ class Design:
         read: Tokens read of each, in windows L.
         depths: Distances of the passkey evaluation.
         trials: Passkeys at each.
+        options: Options of methods that need some, by method.
         bf16: Whether training computes in bfloat16, else in float32; by default where the machine is fast at it.
     """
 
@@ -66,6 +67,7 @@ class Design:
     read: int = 16
     depths: int = 32
     trials: int = 10
+    options: tuple[tuple[str, tuple[tuple[str, Any], ...]], ...] = ()
     bf16: bool = field(default_factory=lambda: fast_bfloat16())
 
     def __post_init__(self) -> None:
@@ -73,7 +75,7 @@ class Design:
         for method in self.methods:
             if method != DIRECT:
                 try:
-                    get_rope_method(method)
+                    get_method(method)
                 except ValueError as error:
                     problems.append(f"{error}, direct")
         if not self.methods:
@@ -183,7 +185,8 @@ class Experiment:
         if folder.exists():
             return folder
         if run.method != DIRECT:
-            patch_checkpoint(self.base, folder, method=run.method, length=length, link="symlink")
+            options = dict(dict(self.design.options).get(run.method, ()))
+            patch_checkpoint(self.base, folder, method=run.method, length=length, link="symlink", **options)
             return folder
         with whole_folder(folder, force=False) as partial:
             shutil.copytree(self.base, partial, dirs_exist_ok=True)

@@ -170,10 +170,10 @@ def measure(folder: Path, settings: Settings) -> dict[str, Any]:
     from ctxext.evaluation.loading import RunSettings, load
 
     loaded = load(folder, RunSettings(dtype="float32"))
-    lengths, stride = settings.lengths, settings.window // 4
+    lengths = settings.lengths
     return {
         "nonoverlapping": {length: _perplexity(loaded, length, length, settings) for length in lengths},
-        "sliding": {length: _perplexity(loaded, length, stride, settings) for length in lengths},
+        "sliding": {length: _perplexity(loaded, length, length // 4, settings) for length in lengths},
         "last_token": last_token(loaded, settings),
     }
 

@@ -18,7 +18,7 @@ from ctxext.reproduce.scratch import Results, Settings
 PROTOCOLS = {
     "last_token": "perplexity of the last token, by the tokens read before it",
     "nonoverlapping": "perplexity in non-overlapping windows",
-    "sliding": "perplexity in sliding windows, stride L/4",
+    "sliding": "perplexity in sliding windows, their stride a quarter of them",
 }
 
 

@@ -62,6 +62,9 @@ EXPECTED: dict[str, tuple[Any, ...]] = {
     "pi-smollm2-32k": (
         *("SmolLM2-135M-Instruct", "linear", 32768, 4, 8, 2e-5, 0, 20, CONSTANT, 1000, "full", "isolated"),
     ),
+    "sandwich-smollm2-16k": (
+        *("SmolLM2-135M-Instruct", "sandwich", 16384, 2, 8, 1e-4, 0, 20, CONSTANT, 1000, "full", "isolated"),
+    ),
     "longalpaca-llama2-7b-16k": (
         *("Llama-2-7b-chat-hf", "linear", 16384, 4, 64, 2e-5, 0, 20, CONSTANT, 1000, "lora", "isolated"),
     ),
@@ -170,6 +173,10 @@ def check_model(trainer: Any, name: str, method: str, factor: int) -> None:
     model = trainer.model
     config = (model.get_base_model() if name in LORA else model).config
     rope = read_rope(config.to_dict())
+    if method == "sandwich":
+        assert config.model_type == "ctxext_llama" and config.bias_parameters["bias_type"] == "sandwich"
+        assert not hasattr(model.model.rotary_emb, "inv_freq") and rope.window == factor * WINDOW
+        return
     assert rope.scaling.name == method and rope.window == factor * WINDOW and rope.original_length == WINDOW
     if method in ("linear", "yarn"):
         assert rope.scaling.factor == factor  # type: ignore[attr-defined]

@@ -96,3 +96,18 @@ def test_save_resume_and_gather(write_recipe: Callable[..., Path], tmp_path: Pat
     AutoModelForCausalLM.from_pretrained(broken / "final")
     first, second = (load_file(tmp_path / name / "final" / "model.safetensors") for name in ("whole", "broken"))
     assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+@pytest.mark.slow
+def test_a_learned_bias_has_the_gradient_of_one_process(write_recipe: Callable[..., Path], tmp_path: Path) -> None:
+    once = {"batch_size": 2, "max_steps": 1, "save_steps": 1}
+    config = write_recipe(method="kerple_log", optim="sgd", learning_rate=1.0, warmup_steps=0, **once)
+    (alone,) = launch(config, tmp_path / "alone", None)
+    weights = load_file(tmp_path / "alone" / "final" / "model.safetensors")
+    assert "model.score_bias.kernel.log_r1" in weights
+    for stage in (1, 2, 3):
+        (together,) = launch(config, tmp_path / f"zero{stage}", stage)
+        assert together["grad_norm"] == pytest.approx(alone["grad_norm"], rel=1e-5), stage
+        others = load_file(tmp_path / f"zero{stage}" / "final" / "model.safetensors")
+        for name, weight in weights.items():
+            torch.testing.assert_close(others[name], weight, rtol=1e-5, atol=1e-6)

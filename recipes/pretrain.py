@@ -39,7 +39,7 @@ from ctxext.checkpoint.plan_bias import choose_bias
 from ctxext.data.offline import in_split, sympy_source
 from ctxext.evals.passkey import FILLER, HEADER, KEY_SENTENCE, LARGEST_KEY, QUESTION, SMALLEST_KEY, PromptMaker
 from ctxext.modeling import classes_of
-from ctxext.positions import BIASES
+from ctxext.positions import BIASES, AttentionBias
 from ctxext.positions.base import nearest
 from ctxext.reproduce.sinusoidal import SinusoidalLlamaConfig
 
@@ -92,8 +92,28 @@ class Organism:
         if self.positions not in ("rotary", "sinusoidal", *BIASES):
             known = ["rotary", "sinusoidal", *BIASES]
             problems.append(f"positions {self.positions!r}{nearest(self.positions, known)} is none of {known}")
+        try:
+            self.bias()
+        except ValueError as error:
+            problems.append(f"position_options {self.position_options!r}: {error}")
         if problems:
             raise ValueError("; ".join(problems))
+
+    def bias(self) -> AttentionBias | None:
+        """Return the attention bias of the model, or None.
+
+        Raises:
+            ValueError: If its options are wrong.
+        """
+        if self.positions not in BIASES:
+            return None
+        kind, options = BIASES[self.positions], json.loads(self.position_options)
+        unknown = sorted(options.keys() - kind.options().keys())
+        if unknown:
+            raise ValueError(
+                f"{self.positions} has no option {', '.join(unknown)}; it has {', '.join(kind.options())}"
+            )
+        return choose_bias(kind, options)
 
 
 def train_tokenizer(texts: list[str], organism: Organism) -> PreTrainedTokenizerFast:
@@ -207,7 +227,8 @@ def with_positions(config: LlamaConfig, organism: Organism) -> Any:
         return config
     if organism.positions == "sinusoidal":
         return SinusoidalLlamaConfig.from_dict({**config.to_dict(), "model_type": "sinusoidal_llama"})
-    bias = choose_bias(BIASES[organism.positions], json.loads(organism.position_options))
+    bias = organism.bias()
+    assert bias is not None
     written = write_bias(config.to_dict(), bias)
     return classes_of(written["model_type"])[0].from_dict(written)
 

@@ -28,7 +28,7 @@ class BiasRows:
 
     Attributes:
         bias: The model's module.
-        block_masks: What flex attention skips, by shape; the same in all layers.
+        block_masks: What flex attention skips, by shape and mask; the same in all layers of a kind.
     """
 
     def __init__(self, bias: ScoreBias) -> None:
@@ -273,7 +273,7 @@ def _block_mask(rows: BiasRows, mask: torch.Tensor | None, own: torch.Tensor, qu
     from torch.nn.attention.flex_attention import create_block_mask
 
     batch, queries, window = query.shape[0], query.shape[2], rows.window
-    at = (queries, keys, query.device)
+    at = (queries, keys, query.device, id(mask))  # layers of one model may slide and not: each kind has its mask
     if at not in rows.block_masks:
         first = None if mask is None else mask[:, 0, :, 0].contiguous()
 
@@ -284,8 +284,8 @@ def _block_mask(rows: BiasRows, mask: torch.Tensor | None, own: torch.Tensor, qu
             return seen if first is None else seen & (k >= first[b, q])
 
         shape = (None if first is None else batch, None, queries, keys)
-        rows.block_masks[at] = create_block_mask(mask_mod, *shape, device=query.device)
-    return rows.block_masks[at]
+        rows.block_masks[at] = mask, create_block_mask(mask_mod, *shape, device=query.device)  # mask: kept alive
+    return rows.block_masks[at][1]
 
 
 def _whole_bias(query: torch.Tensor, key: torch.Tensor, mask: torch.Tensor | None, rows: BiasRows) -> torch.Tensor:

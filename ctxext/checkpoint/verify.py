@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ctxext.checkpoint.bias_config import read_bias
 from ctxext.checkpoint.files import read_json, weight_files, write_json
+from ctxext.checkpoint.loaders import has_bias
 from ctxext.checkpoint.plan import COUNTS, check_geometry, check_padding
 from ctxext.checkpoint.rope_config import read_rope, text_section
 
@@ -67,6 +68,8 @@ def _build(folder: Path, raw: dict[str, Any]) -> tuple[nn.Module, Any]:
     Raises:
         ValueError: If it cannot; names the keys that it stumbles over.
     """
+    if has_bias(raw):
+        import ctxext.modeling  # noqa: F401  # so that no code of the folder is run
     built = _try_to_build(folder)
     if isinstance(built, Exception):
         culprits = _culprits(built, raw) or {key: raw[key] for key in COUNTS if key in raw}
@@ -83,8 +86,6 @@ def _try_to_build(folder: Path) -> tuple[nn.Module, Any] | Exception:
     import torch
     from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoConfig, AutoModelForCausalLM
-
-    import ctxext.modeling  # noqa: F401  # so that no code of the folder is run
 
     try:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)

@@ -6,6 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ctxext.checkpoint.files import read_json
+from ctxext.checkpoint.loaders import has_bias
+
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 # Stock transformers recomputes the frequencies of these with the length of each call, so that the same token gets
 # different keys within one run.
@@ -168,11 +171,11 @@ def load(source: str | Path, settings: RunSettings, length: int | None = None) -
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    import ctxext.modeling  # noqa: F401  # so that models with an attention bias load without running their own code
-
     folder = source if isinstance(source, Path) else _resolve(source)
     if not (folder / "config.json").is_file():
         raise ValueError(f"{folder} is not a checkpoint: it has no config.json")
+    if has_bias(read_json(folder / "config.json")):
+        import ctxext.modeling  # noqa: F401  # so that it loads without running its own code
     adapter = _resolve(settings.adapter) if settings.adapter else None
     trust = {"trust_remote_code": settings.trust_remote_code}
     dtype = settings.dtype if settings.dtype == "auto" else getattr(torch, settings.dtype)

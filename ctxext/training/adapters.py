@@ -7,6 +7,7 @@ from typing import Any
 
 from ctxext.checkpoint.bias_config import read_bias
 from ctxext.checkpoint.files import carried_files, place, read_json, whole_folder
+from ctxext.checkpoint.loaders import has_bias
 from ctxext.checkpoint.normalize import normalize_config
 from ctxext.checkpoint.rope_config import RopeConfig, read_rope
 from ctxext.checkpoint.source import resolve_checkpoint
@@ -120,10 +121,9 @@ def load_adapter(adapter: str | Path, *, base: str | None = None, **options: Any
     from peft import PeftConfig, PeftModel
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    import ctxext.modeling  # noqa: F401  # registers the models with an attention bias
-
     folder = resolve_checkpoint(adapter)
-    recorded_config(folder)
+    if has_bias(recorded_config(folder)):
+        import ctxext.modeling  # noqa: F401  # registers the models with an attention bias
     named = base or PeftConfig.from_pretrained(folder).base_model_name_or_path
     if not named:
         raise ValueError(f"adapter {folder} does not name its base: give one")

@@ -66,20 +66,34 @@ def range_mask(
         use_vmap=use_vmap,
         device=device,
     )
+    first, whole = _look(whole_mask, own, q_offset)
+    if _traced(whole):
+        torch._assert_async(whole, "a compiled model cannot read an attention mask with holes: pad at one side")
+    elif not bool(whole):
+        matrix: torch.Tensor = whole_mask(q_length=q_length, q_offset=q_offset).clone()
+        places = own[None, None, :, None].expand(batch_size, 1, q_length, 1)
+        return matrix.scatter_(-1, places, True)  # padding sees itself: a row of nothing would be no number
+    return torch.stack([first, own.expand_as(first)], dim=-1).to(torch.int32)[:, None]
+
+
+def _look(
+    whole_mask: Callable[..., torch.Tensor], own: torch.Tensor, q_offset: int | torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return what `_ranges` does for all queries, of whose mask a few rows exist at a time.
+
+    Args:
+        whole_mask: Makes the mask of some queries.
+        own: `(queries,)`, each query's own key.
+        q_offset: Position of the first query.
+    """
     firsts, whole = [], []
-    for start in range(0, q_length, _ROWS):
+    for start in range(0, len(own), _ROWS):
         places = own[start : start + _ROWS]
         seen = whole_mask(q_length=len(places), q_offset=q_offset + start)
         first, without_hole = _ranges(seen, places)
         firsts.append(first)
         whole.append(without_hole)
-    first, all_whole = torch.cat(firsts, dim=1), torch.stack(whole).all()
-    if _traced(all_whole):
-        torch._assert_async(all_whole, "a compiled model cannot read an attention mask with holes: pad at one side")
-    elif not bool(all_whole):
-        matrix: torch.Tensor = whole_mask(q_length=q_length, q_offset=q_offset)
-        return matrix
-    return torch.stack([first, own.expand_as(first)], dim=-1).to(torch.int32)[:, None]
+    return torch.cat(firsts, dim=1), torch.stack(whole).all()
 
 
 def _ranges(seen: torch.Tensor, own: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

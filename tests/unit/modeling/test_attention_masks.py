@@ -86,6 +86,7 @@ def test_a_hole_takes_a_matrix(where: list[int]) -> None:
     mask[0, where] = 0
     matrix = made(700, mask=mask)
     wanted = torch.ones(700, 700, dtype=torch.bool).tril() & mask[0].bool()
+    wanted |= torch.eye(700, dtype=torch.bool)  # padding sees itself, here too
     assert matrix.dtype == torch.bool and torch.equal(matrix[0, 0], wanted)
 
 
@@ -97,6 +98,13 @@ def test_patterns_of_the_users_own() -> None:
     even = made(length, and_mask_function=lambda b, h, q, k: (q - k) % 2 == 0)
     assert even.dtype == torch.bool
     assert torch.equal(even[0, 0], torch.tensor([[k <= q and (q - k) % 2 == 0 for k in range(20)] for q in range(20)]))
+
+
+@pytest.mark.xfail(strict=True, reason="a query whose own key is hidden is taken for padding, which sees itself alone")
+def test_a_pattern_that_hides_the_own_key() -> None:
+    strictly = made(6, and_mask_function=lambda b, h, q, k: (k < q) | (q == 0))
+    wanted = torch.tensor([[k < q or k == q == 0 for k in range(6)] for q in range(6)])
+    assert strictly.dtype == torch.bool and torch.equal(strictly[0, 0], wanted)
 
 
 def test_making_ranges_takes_linear_memory() -> None:
@@ -164,20 +172,9 @@ LEFT_AND_HOLE[0, :10] = 0
 LEFT_AND_HOLE[0, 30] = 0
 
 
-@pytest.mark.parametrize(
-    "backend",
-    [
-        "sdpa",
-        pytest.param(
-            "eager",
-            marks=pytest.mark.xfail(
-                strict=True, reason="a row of minus infinities is NaN, also in the real rows then"
-            ),
-        ),
-    ],
-)
+@pytest.mark.parametrize("backend", ["sdpa", "eager"])
 def test_a_hole_beside_left_padding(backend: str) -> None:
-    """Queries that are padding see nothing at all; neither they nor their gradients may spoil the others."""
+    """Before its first token a row has nothing to see; neither that nor its gradients may spoil the others."""
     model, row = bias_model("kerple_log", backend=backend), tokens(60)
     logits = model(row, attention_mask=LEFT_AND_HOLE, use_cache=False).logits
     model.set_attn_implementation("sdpa")
@@ -187,6 +184,23 @@ def test_a_hole_beside_left_padding(backend: str) -> None:
     assert float((logits[:, 10:] - wanted).detach()[:, real].abs().max()) < SAME
     logits[:, 10:][:, real].square().sum().backward()
     assert all(bool(parameter.grad.isfinite().all()) for parameter in model.parameters())
+
+
+@pytest.mark.parametrize(
+    "backend",
+    [
+        "sdpa",
+        pytest.param("eager", marks=pytest.mark.xfail(strict=True, reason="a row of minus infinities is no number")),
+    ],
+)
+@torch.no_grad()
+def test_a_bool_matrix_with_rows_that_see_nothing(backend: str) -> None:
+    """Left padding in a matrix of the user's own, whose rows for padding are false throughout."""
+    model, row = bias_model("kerple_log", backend=backend), tokens(60)
+    seen = torch.ones(60, 60, dtype=torch.bool).tril()
+    seen[:, :10] = False
+    live = model(row, attention_mask=seen[None, None], use_cache=False).logits
+    assert float((live[:, 10:] - alone(model, row[:, 10:])).abs().max()) < SAME
 
 
 @pytest.mark.xfail(strict=True, reason="a finite -1e9 counts as seen: distances are then from the last key of all")

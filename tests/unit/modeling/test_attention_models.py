@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 import torch
-from reference import CASES
+from reference import CASES, make_bias
 from tiny_bias import BACKENDS, FAMILIES, alone, bias_config, bias_model, in_pieces, tokens
 from transformers import AttentionInterface, AutoModelForCausalLM, DynamicCache, LlamaForCausalLM, StaticCache
 
-from ctxext.modeling.attention import FUNCTIONS
+from ctxext.modeling.attention import FUNCTIONS, BiasRows
+from ctxext.modeling.bias import TAIL
 
 # Largest error of a float32 logit; logits have a standard deviation of 1.7, and another window or slope moves
 # them by more than 0.1 (test_the_bias_matters).
@@ -115,24 +116,34 @@ def test_a_sliding_window_is_a_windowed_bias(window: int, backend: str) -> None:
 
 
 MIXED = {"use_sliding_window": True, "sliding_window": 50, "max_window_layers": 1}  # the first layer sees everything
+KINDS = ["full_attention", "sliding_attention"]
 
 
+@pytest.mark.parametrize("kinds", [KINDS, KINDS[::-1]], ids=lambda kinds: kinds[0])
 @torch.no_grad()
-def test_layers_with_and_without_a_sliding_window() -> None:
+def test_layers_with_and_without_a_sliding_window(kinds: list[str]) -> None:
+    """On a cache they read different numbers of keys, the fewer first or the more."""
     row = tokens(LENGTH)
-    model = bias_model("kerple_log", "qwen2", **MIXED)
-    assert model.config.layer_types == ["full_attention", "sliding_attention"]
+    model = bias_model("kerple_log", "qwen2", **MIXED, layer_types=kinds)
     wanted = alone(model, row)
     assert difference(alone(bias_model("kerple_log", "qwen2"), row), wanted) > 0.1
     model.set_attn_implementation("eager")
     assert difference(alone(model, row), wanted) < SAME
     ends = [100, LENGTH - 1, LENGTH]
-    assert difference(in_pieces(model, row, ends, DynamicCache(config=model.config)), wanted) < SAME
+    for cache in (DynamicCache(config=model.config), StaticCache(model.config, max_cache_len=LENGTH)):
+        assert difference(in_pieces(model, row, ends, cache), wanted) < SAME
 
 
-@pytest.mark.xfail(
-    strict=True, reason="BiasRows keeps one block mask a shape: the second kind of layer reads the first's"
-)
+def test_one_row_serves_the_layers_of_a_pass() -> None:
+    """Without gradients it is computed once, and again where a layer reads more keys; with them for each layer."""
+    rows, device = BiasRows(make_bias(CASES["kerple_log"], 2)), torch.device("cpu")
+    with torch.no_grad():
+        short = rows.row(10, device)
+        assert rows.row(10, device) is short and rows.row(8, device) is short
+        assert rows.row(50, device).shape[1] == 50 + TAIL
+    assert rows.row(10, device).requires_grad
+
+
 @torch.no_grad()
 def test_layers_with_and_without_a_sliding_window_in_flex_attention() -> None:
     row = tokens(LENGTH)

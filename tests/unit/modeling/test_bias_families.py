@@ -58,14 +58,14 @@ def test_learned_values_are_what_the_live_model_adds(family: str, case: str, tmp
     assert difference(alone(again, row), before) > 0.1
 
 
-@pytest.mark.parametrize("whole", ["ForCausalLM", "Model"])
+@pytest.mark.parametrize(("kind", "case"), [("ForCausalLM", "t5"), ("ForCausalLM", "kerple_log"), ("Model", "t5")])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_loaded_in_bfloat16_the_bias_stays_float32(family: str, whole: str, tmp_path: Path) -> None:
-    model = bias_model("kerple_log", family)
+def test_loaded_in_bfloat16_the_bias_stays_float32(family: str, kind: str, case: str, tmp_path: Path) -> None:
+    model = bias_model(case, family)
     model.save_pretrained(tmp_path)
-    again = bias_class(family, whole).from_pretrained(tmp_path, dtype=torch.bfloat16)
+    again = bias_class(family, kind).from_pretrained(tmp_path, dtype=torch.bfloat16)
     values = learned(again)
-    assert len(values) == 2
+    assert len(values) == len(learned(model)) > 0
     for name, value in learned(model).items():
         assert torch.equal(values[name if name in values else name.removeprefix("model.")], value)  # no bit is lost
     others = [value.dtype for name, value in again.state_dict().items() if "score_bias" not in name]

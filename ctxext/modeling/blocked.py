@@ -18,6 +18,8 @@ from torch.utils.checkpoint import checkpoint
 
 from .bias import TAIL
 
+_WRITTEN_OUT = 128  # rows of a block whose weights are written out: few, so that they stay in the cores' caches
+
 
 @dataclass(frozen=True)
 class Layout:
@@ -44,9 +46,8 @@ class Block:
     high: int
 
 
-def blocks(queries: int, layout: Layout) -> Iterator[Block]:
-    """Yield the blocks of a sequence of queries."""
-    rows = block_rows(queries, layout.window)
+def blocks(queries: int, layout: Layout, rows: int) -> Iterator[Block]:
+    """Yield the blocks of a sequence of queries, `rows` each."""
     for start in range(0, queries, rows):
         stop = min(start + rows, queries)
         low = 0 if layout.window is None else max(0, layout.offset + start - layout.window + 1)
@@ -117,7 +118,7 @@ def _fixed(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, row: torch.Tensor, layout: Layout, scaling: float
 ) -> torch.Tensor:
     parts = []
-    for block in blocks(query.shape[2], layout):
+    for block in blocks(query.shape[2], layout, block_rows(query.shape[2], layout.window)):
         out = scaled_dot_product_attention(
             query[:, :, block.start : block.stop].flip(2),
             key[:, :, block.low : block.high],
@@ -145,7 +146,7 @@ def _with_dropout(
         return torch.dropout(weights, dropout, True).to(value.dtype) @ value
 
     parts = []
-    for block in blocks(query.shape[2], layout):
+    for block in blocks(query.shape[2], layout, _WRITTEN_OUT):
         part = checkpoint(
             attend,
             query[:, :, block.start : block.stop].flip(2),
@@ -191,7 +192,7 @@ class _LearnedBias(torch.autograd.Function):
         query_grad, row_grad = torch.empty_like(query), torch.zeros_like(row)
         key_grad, value_grad = torch.zeros_like(key), torch.zeros_like(value)
         pulled = (grad * out).sum(dim=-1, keepdim=True)  # of the softmax: sum over keys of weight times its gradient
-        for block in blocks(query.shape[2], layout):
+        for block in blocks(query.shape[2], layout, _WRITTEN_OUT):
             rows, keys = slice(block.start, block.stop), slice(block.low, block.high)
             block_query, block_grad = query[:, :, rows].flip(2), grad[:, :, rows].flip(2)
             weights = _weights(block_query, key[:, :, keys], block_bias(row, block, layout), scaling)

@@ -30,7 +30,7 @@ FORWARD = {torch.float32: 1e-5, torch.bfloat16: 5e-2}
 BACKWARD = {torch.float32: 3e-5, torch.bfloat16: 1e-1}
 
 HEADS, WIDTH = 4, 8
-LENGTHS = {"ctxext_sdpa": 430, "ctxext_eager": 230, "ctxext_flex": 230}
+LENGTHS = {"ctxext_sdpa": 380, "ctxext_eager": 230, "ctxext_flex": 230}
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 KEY_HEADS = {"mha": 4, "gqa": 2}
 

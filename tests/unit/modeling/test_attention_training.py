@@ -122,11 +122,11 @@ def test_rows_of_a_block() -> None:
 
 def test_blocks_read_what_their_queries_see() -> None:
     """Each query once, and keys from the first that any of them sees to the last one's own."""
-    assert [*blocks(300, Layout(40))] == [Block(0, 128, 0, 168), Block(128, 256, 0, 296), Block(256, 300, 0, 340)]
+    assert [*blocks(300, Layout(40), 128)] == [Block(0, 128, 0, 168), Block(128, 256, 0, 296), Block(256, 300, 0, 340)]
     # window 100: query 100 has its own key 140 and sees from 41 on
-    assert [*blocks(300, Layout(40, window=100))][1] == Block(100, 200, 41, 240)
+    assert [*blocks(300, Layout(40, window=100), 100)][1] == Block(100, 200, 41, 240)
     first = torch.tensor([[90] * 300, [200] * 300])
-    assert [*blocks(300, Layout(40, first, 100))][0].low == 90 and [*blocks(300, Layout(40, first, 100))][2].low == 141
+    assert [block.low for block in blocks(300, Layout(40, first, 100), 100)] == [90, 90, 141]
 
 
 def test_a_block_of_bias_is_a_view() -> None:

@@ -290,8 +290,11 @@ def _block_mask(rows: BiasRows, mask: torch.Tensor | None, own: torch.Tensor, qu
 
 def _whole_bias(query: torch.Tensor, key: torch.Tensor, mask: torch.Tensor | None, rows: BiasRows) -> torch.Tensor:
     keys = key.shape[2]
+    row = rows.row(keys, query.device)
+    if mask is None and query.shape[2] == 1:  # decoding: the bias lies there as it is needed
+        return row[None, :, None, row.shape[1] - TAIL - keys : row.shape[1] - TAIL]
     own = own_keys(mask, query.shape[2], keys, query.device)
-    return add_mask(gathered_bias(rows.row(keys, query.device), own, keys), mask)
+    return add_mask(gathered_bias(row, own, keys), mask)
 
 
 def _given(rows: BiasRows | None) -> BiasRows:

@@ -1,7 +1,7 @@
 """The attention functions of bias checkpoints, registered with transformers under their names.
 
-`sdpa`, `eager`, `flex_attention` and `flash_attention_2` are what users ask for; on a bias model each means the
-function here that computes it with the bias, and any other attention is refused: it would leave the bias out.
+`sdpa`, `eager` and `flex_attention` are what users ask for; on a bias model each means the function here that computes
+it with the bias, and any other attention is refused: it would leave the bias out.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from .masks import range_mask
 
 AUTO = "ctxext"  # flex_attention on accelerators, sdpa elsewhere
 BACKENDS = {"sdpa": "ctxext_sdpa", "eager": "ctxext_eager", "flex_attention": "ctxext_flex"}
+_HIDDEN = -1000.0  # an additive mask hides what it lowers by as much
 _SHORT = 8  # queries up to which the bias of a whole call is gathered: decoding
 
 
@@ -52,6 +53,11 @@ class BiasRows:
         return window
 
 
+def is_ranges(mask: torch.Tensor) -> bool:
+    """Return whether a mask is one of `range_mask`'s ranges, and not a matrix of queries by keys."""
+    return mask.dtype == torch.int32 and mask.shape[-1] == 2
+
+
 def own_keys(mask: torch.Tensor | None, queries: int, keys: int, device: torch.device) -> torch.Tensor:
     """Return the place of each query's own key among the keys: `(queries,)`, int64.
 
@@ -65,9 +71,9 @@ def own_keys(mask: torch.Tensor | None, queries: int, keys: int, device: torch.d
     """
     if mask is None:
         return torch.arange(keys - queries, keys, device=device)
-    if mask.dtype == torch.int32:
+    if is_ranges(mask):
         return mask[0, 0, :, 1].long()
-    seen = mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
+    seen = mask > _HIDDEN if mask.is_floating_point() else mask != 0
     seen = seen[:, 0, :, :keys].any(dim=0)
     return (keys - 1 - seen.flip(-1).int().argmax(dim=-1)).long()
 
@@ -90,11 +96,11 @@ def add_mask(bias: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
     if mask is None:
         return bias
     keys = bias.shape[-1]
-    if mask.dtype == torch.int32:
+    if is_ranges(mask):
         return torch.where(torch.arange(keys, device=bias.device) >= mask[..., :1], bias, -math.inf)
-    if mask.dtype == torch.bool:
-        return torch.where(mask[..., :keys], bias, -math.inf)
-    return bias + mask[..., :keys].to(bias.dtype)
+    mask = mask[..., :keys]
+    bias = bias + mask.to(bias.dtype) if mask.is_floating_point() else torch.where(mask != 0, bias, -math.inf)
+    return torch.where((bias == -math.inf).all(dim=-1, keepdim=True), 0.0, bias)  # a row of nothing is no number
 
 
 def repeated(states: torch.Tensor, groups: int) -> torch.Tensor:
@@ -154,7 +160,7 @@ def sdpa_bias_attention(
     """
     rows, scale = _given(score_bias), _scaling(query, scaling)
     groups = query.shape[1] // key.shape[1]
-    matrix = attention_mask is not None and attention_mask.dtype != torch.int32
+    matrix = attention_mask is not None and not is_ranges(attention_mask)
     if query.shape[2] <= _SHORT or matrix:
         bias = _whole_bias(query, key, attention_mask, rows)
         return _attend_at_once(query, key, value, bias, scale, dropout, groups), None
@@ -219,7 +225,7 @@ def flex_bias_attention(
         )
     if query.shape[2] <= _SHORT:
         return sdpa_bias_attention(module, query, key, value, attention_mask, scaling, dropout, rows)
-    if attention_mask is not None and attention_mask.dtype != torch.int32:
+    if attention_mask is not None and not is_ranges(attention_mask):
         raise ValueError("flex attention with a bias reads ranges of keys only; use attn_implementation 'sdpa'")
     row = rows.row(key.shape[2], query.device)
     own = own_keys(attention_mask, query.shape[2], key.shape[2], query.device)
@@ -253,7 +259,7 @@ def auto_bias_attention(
 
     flex_attention where there is CUDA, but for what it has not: dropout, masks with holes.
     """
-    ranges = attention_mask is None or attention_mask.dtype == torch.int32
+    ranges = attention_mask is None or is_ranges(attention_mask)
     flex = query.device.type == "cuda" and ranges and not kwargs.get("dropout")
     attend = flex_bias_attention if flex else sdpa_bias_attention
     return attend(module, query, key, value, attention_mask, **kwargs)

@@ -138,6 +138,14 @@ class LearnedBias(nn.Module):
         """Return the bias at `distance` `(n,)`, whole tokens from 0: `(num_heads, n)`, float32."""
         raise NotImplementedError
 
+    @torch.no_grad()
+    def initialize(self) -> None:
+        """Give the parameters what they start from, unless they were loaded."""
+        start = self.initial_values(next(self.parameters()).shape[0])
+        for name, parameter in self.named_parameters():
+            if not getattr(parameter, "_is_hf_initialized", False):
+                parameter.copy_(start[name])
+
 
 class KerpleLog(LearnedBias):
     """-r1 ln(1 + r2 distance), r1 and r2 > 0 learned for each head (arXiv 2205.09921, the logarithmic variant).
@@ -250,15 +258,6 @@ class ScoreBias(nn.Module):
             self.kernel = LEARNED[self.bias_type](num_heads, **self.options) if self.learned else None
         except TypeError as error:
             raise ValueError(f"bias_parameters of {self.bias_type} are wrong: {error}") from None
-
-    @torch.no_grad()
-    def initialize(self) -> None:
-        """Give a learned bias the values that it starts from, unless they were loaded."""
-        if self.kernel is not None:
-            for name, value in self.kernel.initial_values(self.num_heads).items():
-                parameter = getattr(self.kernel, name)
-                if not getattr(parameter, "_is_hf_initialized", False):
-                    parameter.copy_(value)
 
     def table(self, distance: torch.Tensor) -> torch.Tensor:
         """Return the bias at `distance` `(n,)`, whole tokens from 0: `(num_heads, n)`, float32."""

@@ -117,15 +117,21 @@ def blocked_attention(
 def _fixed(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, row: torch.Tensor, layout: Layout, scaling: float
 ) -> torch.Tensor:
+    def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, at: Block) -> Any:
+        bias = block_bias(row, at, layout)
+        return scaled_dot_product_attention(query, key, value, attn_mask=bias, scale=scaling)
+
+    # Where queries start at other keys, the bias of a block is a tensor of its own: not kept for the backward pass.
+    forget = layout.first is not None and torch.is_grad_enabled()
     parts = []
     for block in blocks(query.shape[2], layout, block_rows(query.shape[2], layout.window)):
-        out = scaled_dot_product_attention(
+        given = (
             query[:, :, block.start : block.stop].flip(2),
             key[:, :, block.low : block.high],
             value[:, :, block.low : block.high],
-            attn_mask=block_bias(row, block, layout),
-            scale=scaling,
+            block,
         )
+        out = checkpoint(attend, *given, use_reentrant=False) if forget else attend(*given)
         parts.append(out.flip(2))
     return torch.cat(parts, dim=2)
 

@@ -19,7 +19,7 @@ from transformers import (
 )
 
 from .attention import AUTO, BACKENDS, BiasRows
-from .bias import ScoreBias
+from .bias import LearnedBias, ScoreBias
 from .configuration_ctxext import CtxextLlamaConfig, CtxextMistralConfig, CtxextQwen2Config, CtxextQwen3Config
 
 if int(transformers.__version__.split(".")[0]) < 5:
@@ -61,7 +61,7 @@ class BiasMixin:
         return BACKENDS[attn_implementation]
 
     def _init_weights(self, module: nn.Module) -> None:
-        if isinstance(module, ScoreBias):
+        if isinstance(module, LearnedBias):
             module.initialize()
         else:
             super()._init_weights(module)  # type: ignore[misc]

@@ -205,9 +205,7 @@ def _memory() -> list[Any]:
     rows = []
     for case in ("alibi", "windowed", "kerple_log"):
         for packed in (False, True):
-            reason = "the bias of each block, cut at the documents, is saved for the backward pass"
-            marks = [pytest.mark.xfail(strict=True, reason=reason)] if (case, packed) == ("alibi", True) else []
-            marks += [pytest.mark.slow] if (case, packed) == ("kerple_log", True) else []
+            marks = [pytest.mark.slow] if (case, packed) == ("kerple_log", True) else []
             rows.append(pytest.param(case, packed, 0.0, marks=marks, id=f"{case}-{'packed' if packed else 'plain'}"))
     for case in ("alibi", "kerple_log"):
         rows.append(pytest.param(case, True, 0.1, marks=pytest.mark.slow, id=f"{case}-packed-dropout"))

@@ -74,18 +74,8 @@ def test_loaded_in_bfloat16_the_bias_stays_float32(family: str, kind: str, case:
     assert out[0].dtype == torch.bfloat16 and bool(out[0].isfinite().all())
 
 
-GARBAGE = "transformers skips ScoreBias, which has no parameters of its own: what is missing stays uninitialized"
-
-
-@pytest.mark.parametrize(
-    "case",
-    [
-        "alibi",
-        # not t5, whose start is what uninitialized memory often holds: zeros
-        pytest.param("kerple_log", marks=pytest.mark.xfail(strict=True, reason=GARBAGE)),
-        pytest.param("kerple_power", marks=pytest.mark.xfail(strict=True, reason=GARBAGE)),
-    ],
-)
+# Not t5, whose start is what uninitialized memory often holds: zeros.
+@pytest.mark.parametrize("case", ["alibi", "kerple_log", "kerple_power"])
 @pytest.mark.parametrize("family", FAMILIES)
 @torch.no_grad()
 def test_a_stock_checkpoint_gets_the_bias_at_its_start(family: str, case: str, tmp_path: Path) -> None:

@@ -2,7 +2,12 @@
 
 from typing import Any
 
+import transformers
 from transformers import LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
+
+# This file is loaded first.
+if int(transformers.__version__.split(".")[0]) < 5:
+    raise ImportError(f"this model needs transformers 5.17 or newer; {transformers.__version__} is installed")
 
 
 class CtxextLlamaConfig(LlamaConfig):

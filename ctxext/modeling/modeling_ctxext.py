@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import transformers
 from torch import nn
 from transformers import (
     LlamaForCausalLM,
@@ -21,9 +20,6 @@ from transformers import (
 from .attention import AUTO, BACKENDS, BiasRows
 from .bias import LearnedBias, ScoreBias
 from .configuration_ctxext import CtxextLlamaConfig, CtxextMistralConfig, CtxextQwen2Config, CtxextQwen3Config
-
-if int(transformers.__version__.split(".")[0]) < 5:
-    raise ImportError(f"this model needs transformers 5.17 or newer; {transformers.__version__} is installed")
 
 
 class NoRotation(nn.Module):

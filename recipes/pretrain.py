@@ -35,6 +35,7 @@ from transformers.trainer_utils import get_last_checkpoint
 
 from ctxext.checkpoint.bias_config import write_bias
 from ctxext.checkpoint.normalize import normalize_config
+from ctxext.checkpoint.plan import check_options
 from ctxext.checkpoint.plan_bias import choose_bias
 from ctxext.data.offline import in_split, sympy_source
 from ctxext.evals.passkey import FILLER, HEADER, KEY_SENTENCE, LARGEST_KEY, QUESTION, SMALLEST_KEY, PromptMaker
@@ -108,11 +109,7 @@ class Organism:
         if self.positions not in BIASES:
             return None
         kind, options = BIASES[self.positions], json.loads(self.position_options)
-        unknown = sorted(options.keys() - kind.options().keys())
-        if unknown:
-            raise ValueError(
-                f"{self.positions} has no option {', '.join(unknown)}; it has {', '.join(kind.options())}"
-            )
+        check_options(kind, options)
         return choose_bias(kind, options)
 
 

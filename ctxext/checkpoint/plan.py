@@ -70,7 +70,7 @@ def plan_patch(
     """
     chosen = get_method(method)
     given = {name: value for name, value in options.items() if value is not None}
-    _check_options(chosen, given)
+    check_options(chosen, given)
     length = check_length("length", length)
     if original_length is not None:
         check_length("original_length", original_length)
@@ -139,8 +139,12 @@ def _scaling_notes(model_type: str, rope: RopeConfig, scaling: RopeScaling, leng
     return notes
 
 
-def _check_options(method: type[RopeScaling] | type[AttentionBias], given: dict[str, Any]) -> None:
-    """Refuse options that the method does not have: they would have no effect."""
+def check_options(method: type[RopeScaling] | type[AttentionBias], given: dict[str, Any]) -> None:
+    """Refuse options that the method does not have: they would have no effect.
+
+    Raises:
+        ValueError: Names the option, the nearest one and all that there are.
+    """
     known = [name.replace("_", "-") for name in method.options()]
     for name in (name.replace("_", "-") for name in given):
         if name not in known:

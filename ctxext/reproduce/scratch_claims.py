@@ -138,17 +138,20 @@ def alibi_costs_less(cost: dict[str, float]) -> Claim:
 def steep_slopes_extrapolate(curves: Curves) -> Claim:
     """Sandwich, table 1: shifted towards steep slopes ALiBi plateaus; towards flat ones it breaks."""
     claim = Claim(f"last token, 16 L over L: ALiBi, Delta {SHIFTS[0]:g} at most {KEPT:g}, Delta {SHIFTS[-1]:g} above")
-    _bounded(claim, curves.ratios(Model("alibi", (("slope_shift", SHIFTS[0]),)), "last_token", 16), KEPT, True)
-    for name, ratio in curves.ratios(Model("alibi", (("slope_shift", SHIFTS[-1]),)), "last_token", 16):
-        claim.add(name, f"{ratio:.3f} times", ratio > KEPT)
-    return claim
+    return _one_keeps_one_does_not(claim, curves, "slope_shift", SHIFTS)
 
 
 def one_slope_must_be_steep(curves: Curves) -> Claim:
     """Sandwich, table 1: with one slope for all heads only large ones extrapolate."""
     claim = Claim(f"last token, 16 L over L: one h = {SHARED[0]:g} at most {KEPT:g}, one h = {SHARED[-1]:g} above")
-    _bounded(claim, curves.ratios(Model("alibi", (("shared_exponent", SHARED[0]),)), "last_token", 16), KEPT, True)
-    for name, ratio in curves.ratios(Model("alibi", (("shared_exponent", SHARED[-1]),)), "last_token", 16):
+    return _one_keeps_one_does_not(claim, curves, "shared_exponent", SHARED)
+
+
+def _one_keeps_one_does_not(claim: Claim, curves: Curves, option: str, values: Sequence[float]) -> Claim:
+    """Note for ALiBi with the first value that it extrapolates to 16 L, and with the last that it does not."""
+    first, last = (Model("alibi", ((option, value),)) for value in (values[0], values[-1]))
+    _bounded(claim, curves.ratios(first, "last_token", 16), KEPT, True)
+    for name, ratio in curves.ratios(last, "last_token", 16):
         claim.add(name, f"{ratio:.3f} times", ratio > KEPT)
     return claim
 

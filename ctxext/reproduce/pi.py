@@ -28,12 +28,14 @@ from ctxext.checkpoint.rope_config import read_rope
 from ctxext.checkpoint.source import resolve_checkpoint
 from ctxext.data.sources import Source
 from ctxext.data.tokens import check_source
+from ctxext.evaluation.result import versions
 from ctxext.positions import get_method
 from ctxext.reproduce.pi_claims import Measured, Measurement
 from ctxext.training.recipe_files import recipe_root
 
 DIRECT = "direct"  # the paper's baseline: only the declared window grows, no frequency changes
 DESIGN_FILE = "design.json"
+CHOOSES_RUNS = ("methods", "seeds", "other_corpus")  # no run depends on what else is run: an experiment may grow
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,33 +151,38 @@ class Experiment:
                 f"{model} is extended already, from {rope.original_length} to {rope.window} tokens: give the original"
             )
         self.model, self.window = model, int(rope.window)
-        claim_folder(output, {"model": model, **json.loads(json.dumps(dataclasses.asdict(design)))})
+        shared = {name: value for name, value in dataclasses.asdict(design).items() if name not in CHOOSES_RUNS}
+        claim_folder(output, {"model": model, **json.loads(json.dumps(shared))})
 
     def measure(self) -> Measured:
         """Run what is missing; return every measurement."""
         runs = self.design.runs()
-        for run in runs:  # a method that cannot be applied is found before hours are spent
+        missing = [run for run in runs if not self._rows(run).exists()]
+        for run in missing:  # a method that cannot be applied is found before hours are spent
             self._start(run)
-        rows = []
-        for number, run in enumerate(runs, 1):
-            with stage(f"run {number} of {len(runs)}: {run.name}"):
-                rows += self._measure_run(run)
+        for number, run in enumerate(missing, 1):
+            with stage(f"run {number} of {len(missing)}: {run.name}"):
+                rows = self._measure_run(run)
+                write_json(self._rows(run), {"measurements": [row.to_json() for row in rows], "versions": versions()})
+        rows = [Measurement.from_json(row) for run in runs for row in read_json(self._rows(run))["measurements"]]
         return Measured(self.window, self.design.corpus, rows)
+
+    def _rows(self, run: Run) -> Path:
+        """Return the file of a finished run's measurements."""
+        return self.output / "results" / f"{run.name}.json"
 
     def _measure_run(self, run: Run) -> list[Measurement]:
         start = self._start(run)
         rows = []
         if 0 in self.design.steps and run.corpus == self.design.corpus:
             rows.append(self._measure_model(run, 0, start, self.output / "results" / start.name))
-        results, folder = self.output / "results" / run.name, self.output / "runs" / run.name
+        results, folder = self._rows(run).with_suffix(""), self.output / "runs" / run.name
         tuned = [step for step in self.design.steps if step]
-        if tuned and not (results / "finished").exists():
+        if tuned:
             self._tune(run, start, folder)
         for step in tuned:
             rows.append(self._measure_model(run, step, folder / f"checkpoint-{step}", results))
-        if tuned:
-            (results / "finished").touch()
-            shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)
         return rows
 
     def _start(self, run: Run) -> Path:

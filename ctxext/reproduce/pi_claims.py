@@ -40,6 +40,15 @@ class Measurement:
     k_max: int
     success: float | None = None
 
+    def to_json(self) -> dict[str, Any]:
+        """Return it with the windows as text, as JSON has it."""
+        return {**vars(self), "perplexity": {str(window): value for window, value in self.perplexity.items()}}
+
+    @classmethod
+    def from_json(cls, row: Mapping[str, Any]) -> Measurement:
+        """Return what `to_json` was called on."""
+        return cls(**{**row, "perplexity": {int(window): value for window, value in row["perplexity"].items()}})
+
 
 @dataclass
 class Claim:

@@ -31,7 +31,7 @@ def write_report(
         "title": title,
         "window": measured.window,
         "claims": [claim.to_json() for claim in claims],
-        "measurements": [_row(row) for row in measured.rows.values()],
+        "measurements": [row.to_json() for row in measured.rows.values()],
         "trained_in": trained,
         "versions": versions(),
         "seconds": round(seconds, 1),
@@ -143,7 +143,3 @@ def _plot(key: str, title: str, x_label: str, y_label: str, x: Sequence[int]) ->
         **{"id": key, "title": title, "x_label": x_label, "y_label": y_label, "x": list(x)},
         **{"kind": "line" if key == "kmax" else "log-line", "mark_window": False},
     }
-
-
-def _row(row: Measurement) -> dict[str, Any]:
-    return {**vars(row), "perplexity": {str(window): value for window, value in row.perplexity.items()}}

@@ -1,14 +1,25 @@
 """Sliding-window perplexity (arXiv 2306.15595, section 3.2) with the loss by position that explains it.
 
 perplexity = exp(total negative log-likelihood / number of scored tokens), token-weighted over all documents; a mean of
-window or document means is another number. Every scored token is scored once: see `ctxext.evaluation.windows`.
+window or document means is another number. Every scored token is scored once: see `ctxext.evaluation.windows`. The
+presets are the protocols of published tables, these and others, so that a new number can stand beside an old one:
+
+- `pi`, `pi-proof-pile`: document by document, stride 256 (arXiv 2306.15595, section 3.2).
+- `alibi-nonoverlapping`, `alibi-sliding`: one stream without begin-of-sequence tokens, windows side by side or moved
+  by one token (arXiv 2108.12409, section 2.1 and appendix B).
+- `yarn-truncate`: the first `length` tokens of each document, begin-of-sequence token included, and the mean of the
+  documents' means (jquesnelle/yarn, eval/perplexity.py --truncate).
+- `longlora-all-tokens`: one stream, stride 256, all tokens of every window, and the mean of the windows' means
+  (dvlab-research/LongLoRA, eval.py).
+
+The Sandwich paper's protocol is the evaluation `last-token`.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from ctxext.data.corpora import Corpus, open_corpus
@@ -16,24 +27,12 @@ from ctxext.data.documents import Document, documents_hash
 from ctxext.evaluation.base import Evaluation, Plan, Plot, Session, Summary, Unit, option
 from ctxext.evaluation.bos import BOS_HELP, bos_token, check_bos_rule
 from ctxext.evaluation.scoring import TokenScorer, bucket_edges
-from ctxext.evaluation.windows import Window, evenly_spaced, plan_windows
+from ctxext.evaluation.windows import WINDOW_RULES, Tokens, Window, evenly_spaced, joined
 
 MAX_EXPONENT = 700.0
-
-
-@dataclass
-class Tokens:
-    """Tokens that windows run over: a document, or all of them in a row.
-
-    Attributes:
-        name: the document's id, or `stream`.
-        ids: the tokens.
-        inserted: positions of begin-of-sequence tokens that stand between documents; they are read, never scored.
-    """
-
-    name: str
-    ids: list[int]
-    inserted: frozenset[int] = field(default_factory=frozenset)
+MEANS = ("tokens", "windows")
+# What the presets share unless they say otherwise: whole documents, all windows, every token once, equally weighted.
+WHOLE: Mapping[str, Any] = {"truncate": 0, "max_windows": 0, "windows": "once", "mean": "tokens"}
 
 
 @dataclass(frozen=True)
@@ -51,17 +50,15 @@ class Perplexity(Evaluation):
     name: ClassVar[str] = "perplexity"
     description: ClassVar[str] = "sliding-window perplexity and loss by position on a corpus"
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
-        "pi": {"stream": False, "stride": 256, "truncate": 0, "bos": "auto", "max_windows": 0},
+        "pi": {**WHOLE, "stream": False, "stride": 256, "bos": "auto"},
         "pi-proof-pile": {
-            "data": "proof-pile",
-            "limit": 128,
-            "min_tokens": 32768,
-            "truncate": 32768,
-            "stream": False,
-            "stride": 256,
-            "bos": "auto",
-            "max_windows": 0,
+            **{**WHOLE, "stream": False, "stride": 256, "bos": "auto"},
+            **{"data": "proof-pile", "limit": 128, "min_tokens": 32768, "truncate": 32768},
         },
+        "alibi-nonoverlapping": {**WHOLE, "stream": True, "stride": 0, "bos": "never"},
+        "alibi-sliding": {**WHOLE, "stream": True, "stride": 1, "bos": "never"},
+        "yarn-truncate": {**WHOLE, "stream": False, "stride": 0, "windows": "first", "mean": "windows", "bos": "auto"},
+        "longlora-all-tokens": {**WHOLE, "stream": True, "stride": 256, "windows": "every-token", "mean": "windows"},
         "non-overlapping": {"stride": 0},
     }
 
@@ -70,6 +67,12 @@ class Perplexity(Evaluation):
     )
     length: int = option(2048, "window: the most tokens read before a prediction")
     stride: int = option(256, "tokens from one window to the next; 0 means the length (windows do not overlap)")
+    windows: str = option(
+        "once",
+        "which tokens a window scores: once (each by the window with the most context), first (only the first "
+        "--length tokens of a document), every-token (all but the first of every window)",
+    )
+    mean: str = option("tokens", "what weighs equally: tokens, or windows (a mean of the windows' means)")
     stream: bool = option(False, "one long stream of all documents instead of document by document")
     truncate: int = option(0, "read only the first tokens of each document; 0 reads all")
     min_tokens: int = option(0, "skip documents with fewer tokens; 0 means the length (a stream skips none)")
@@ -96,6 +99,9 @@ class Perplexity(Evaluation):
                 wrong.append(f"--{name.replace('_', '-')} {getattr(self, name)} must not be negative")
         if self.truncate and self.truncate < max(self._min_tokens(), 2):
             wrong.append(f"--truncate {self.truncate} leaves less than the {max(self._min_tokens(), 2)} tokens needed")
+        for name, allowed in (("windows", WINDOW_RULES), ("mean", MEANS)):
+            if getattr(self, name) not in allowed:
+                wrong.append(f"--{name} {getattr(self, name)!r} is not known; allowed: {', '.join(allowed)}")
         wrong += check_bos_rule(self.bos)
         if wrong:
             raise ValueError("; ".join(wrong))
@@ -103,7 +109,8 @@ class Perplexity(Evaluation):
 
     def protocol(self) -> dict[str, Any]:
         """Return the options that change the score, with the zeros that mean something else resolved."""
-        resolved = {"stride": self.stride or self.length, "min_tokens": self._min_tokens()}
+        stride = self.length if self.windows == "first" else self.stride or self.length
+        resolved = {"stride": stride, "min_tokens": self._min_tokens()}
         return {**super().protocol(), **resolved}
 
     def _min_tokens(self) -> int:
@@ -156,7 +163,7 @@ class Perplexity(Evaluation):
             "documents": len(used),
             "tokens": tokens,
         }
-        return [_joined(sequences, len(head))] if self.stream else sequences
+        return [joined(sequences, len(head))] if self.stream else sequences
 
     def plan(self, session: Session) -> Plan:
         """Cut the corpus into windows, choose the wanted ones, and batch neighbours of equal length."""
@@ -169,9 +176,13 @@ class Perplexity(Evaluation):
                 "use a smaller --length or more data"
             )
         stride = self.stride or self.length
-        jobs = [Job(one, window) for one in sequences for window in plan_windows(len(one.ids), self.length, stride)]
+        rule = WINDOW_RULES[self.windows]
+        jobs = [Job(one, window) for one in sequences for window in rule(len(one.ids), self.length, stride)]
         if not jobs:
-            raise ValueError(f"{self.data} leaves no token to score: every document has fewer than two tokens")
+            raise ValueError(
+                f"{self.data} leaves no window to score with --windows {self.windows}: "
+                "use more data or a smaller --length"
+            )
         if bos_token(session.tokenizer, self.bos) is None:
             plan.skipped["first_tokens_without_context"] = len(sequences)
         chosen = [jobs[index] for index in evenly_spaced(len(jobs), self.max_windows)]
@@ -183,10 +194,21 @@ class Perplexity(Evaluation):
         return plan
 
     def score(self, session: Session, unit: Unit) -> dict[str, Any]:
-        """Read a batch of windows; return loss sums and counts by document and by position."""
+        """Read a batch of windows; return loss sums and counts by window, document and position."""
         import torch
 
         jobs: list[Job] = unit.work
+        parts = [
+            self._losses(session, jobs[start : start + session.batch_size])
+            for start in range(0, len(jobs), session.batch_size)
+        ]
+        losses, positions = ([item for part in parts for item in part[which]] for which in (0, 1))
+        return self._sums(jobs, losses, torch.cat(losses), torch.cat(positions))
+
+    def _losses(self, session: Session, jobs: Sequence[Job]) -> tuple[list[Any], list[Any]]:
+        """Return the losses of each window, float64, and how far into the window the last token read lies for each."""
+        import torch
+
         rows = [job.sequence.ids[job.window.start : job.window.stop + 1] for job in jobs]
         tokens = torch.tensor(rows, dtype=torch.long)
         targets = tokens[:, 1:].clone()
@@ -195,29 +217,32 @@ class Perplexity(Evaluation):
             for position in job.sequence.inserted & set(range(job.window.first, job.window.stop + 1)):
                 targets[row, position - 1 - job.window.start] = -1
         losses = _scorer(session).nll(tokens[:, :-1], targets).double()
-        where = (targets >= 0).nonzero()
-        return self._sums(jobs, losses, where[:, 0], where[:, 1])
+        counts = (targets >= 0).sum(dim=1).tolist()
+        return list(losses.split(counts)), [(row >= 0).nonzero()[:, 0] for row in targets]
 
-    def _sums(self, jobs: Sequence[Job], losses: Any, rows: Any, positions: Any) -> dict[str, Any]:
-        """Sum losses by document and by position bucket; `rows` and `positions` say where each loss belongs."""
+    def _sums(self, jobs: Sequence[Job], by_window: Sequence[Any], losses: Any, positions: Any) -> dict[str, Any]:
+        """Sum losses by window and document (`by_window`) and by position bucket (`losses` at `positions`)."""
         import torch
 
         edges = torch.tensor(bucket_edges(self.length, self.buckets))
         bucket = torch.bucketize(positions, edges[1:-1], right=True)
         count = len(edges) - 1
+        windows = [[float(row.sum()), len(row)] for row in by_window]
         documents: dict[str, list[float]] = {}
-        for row, job in enumerate(jobs):
+        for job, (nll, tokens) in zip(jobs, windows, strict=True):
             sums = documents.setdefault(job.sequence.name, [0.0, 0])
-            sums[0] += float(losses[rows == row].sum())
-            sums[1] += int((rows == row).sum())
+            sums[0] += nll
+            sums[1] += tokens
         return {
             "documents": documents,
             "bucket_nll": torch.zeros(count, dtype=torch.double).index_add(0, bucket, losses).tolist(),
             "bucket_tokens": torch.bincount(bucket, minlength=count).tolist(),
+            "little_context": int((positions < self.length // 10).sum()),
+            **({"windows": windows} if self.mean == "windows" else {}),
         }
 
     def summarize(self, plan: Plan, scored: Sequence[Mapping[str, Any]]) -> Summary:
-        """Weigh every token equally, over all windows and documents."""
+        """Weigh every token, or every window, equally."""
         edges = bucket_edges(self.length, self.buckets)
         bucket_nll = [math.fsum(unit["bucket_nll"][i] for unit in scored) for i in range(len(edges) - 1)]
         bucket_tokens = [sum(unit["bucket_tokens"][i] for unit in scored) for i in range(len(edges) - 1)]
@@ -229,6 +254,10 @@ class Perplexity(Evaluation):
                 sums[1] += count
         tokens = sum(bucket_tokens)
         loss = math.fsum(bucket_nll) / tokens
+        if self.mean == "windows":
+            means = [nll / count for unit in scored for nll, count in unit["windows"] if count]
+            loss = math.fsum(means) / len(means)
+        little = sum(unit["little_context"] for unit in scored) / tokens
         by_position = [nll / count if count else None for nll, count in zip(bucket_nll, bucket_tokens, strict=True)]
         curve = Plot(
             id="loss-by-position",
@@ -249,6 +278,7 @@ class Perplexity(Evaluation):
                 "documents": {name: {"nll": nll, "tokens": count} for name, (nll, count) in by_document.items()},
             },
             plots=[curve],
+            notes=[f"{little:.1%} of the predictions had at most {self.length // 10} tokens of context"],
         )
 
 
@@ -258,17 +288,6 @@ def _scorer(session: Session) -> TokenScorer:
         session.memo["scorer"] = TokenScorer(session.model)
     scorer: TokenScorer = session.memo["scorer"]
     return scorer
-
-
-def _joined(sequences: Sequence[Tokens], head: int) -> Tokens:
-    """Join documents into one stream; inserted begin-of-sequence tokens after the first are not scored."""
-    ids: list[int] = []
-    inserted = []
-    for sequence in sequences:
-        if head and ids:
-            inserted.append(len(ids))
-        ids.extend(sequence.ids)
-    return Tokens("stream", ids, frozenset(inserted))
 
 
 def _batches(jobs: Sequence[Job], size: int) -> list[Unit]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from ctxext.checkpoint.files import read_json
 from ctxext.checkpoint.loaders import has_bias
+from ctxext.evaluation.processes import Processes
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 # Stock transformers recomputes the frequencies of these with the length of each call, so that the same token gets
@@ -94,10 +95,17 @@ def choose_device(name: str) -> str:
     return name
 
 
-def _placement(settings: RunSettings) -> dict[str, Any]:
+def _placement(settings: RunSettings, processes: Processes) -> dict[str, Any]:
     if settings.device_map is not None:
+        if processes.count > 1:
+            raise ValueError(
+                f"--device-map spreads one model over all devices, and {processes.count} processes each load one: "
+                "start one process, or leave out --device-map"
+            )
         return {"device_map": settings.device_map}
     device = choose_device(settings.device)
+    if processes.count > 1 and device not in ("cpu", "mps") and ":" not in device:
+        device = choose_device(f"{device}:{processes.local_rank}")
     return {} if device == "cpu" else {"device_map": {"": device}}
 
 
@@ -156,13 +164,16 @@ def _resolve(source: str) -> Path:
     return Path(resolve_checkpoint(source))
 
 
-def load(source: str | Path, settings: RunSettings, length: int | None = None) -> Loaded:
+def load(
+    source: str | Path, settings: RunSettings, length: int | None = None, processes: Processes | None = None
+) -> Loaded:
     """Load a checkpoint and, where its frequencies depend on the length, fix them for `length` tokens.
 
     Args:
         source: a local folder (`Path`), or what a user typed: a folder, a GGUF file or a Hub id (`str`).
         settings: see `RunSettings`.
         length: the longest sequence that will be read, in tokens.
+        processes: those that each load the model, onto a device of its own; by default this one alone.
 
     Raises:
         ValueError: if the device, dtype, attention backend, adapter or checkpoint cannot be used, with the remedy.
@@ -179,7 +190,7 @@ def load(source: str | Path, settings: RunSettings, length: int | None = None) -
     adapter = _resolve(settings.adapter) if settings.adapter else None
     trust = {"trust_remote_code": settings.trust_remote_code}
     dtype = settings.dtype if settings.dtype == "auto" else getattr(torch, settings.dtype)
-    placement = {**_placement(settings), **_quantization(settings)}
+    placement = {**_placement(settings, processes or Processes()), **_quantization(settings)}
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, **trust)
         model = AutoModelForCausalLM.from_pretrained(

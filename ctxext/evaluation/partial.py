@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,15 @@ def run_key(identity: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
 
 
-def partial_path(output: Path, key: str) -> Path:
-    """Return where the run `key` that will write `output` keeps its finished units."""
-    return output.with_name(f"{output.name}.{key[:12]}.partial.jsonl")
+def partial_path(output: Path, key: str, rank: int = 0) -> Path:
+    """Return where process `rank` of the run `key` that will write `output` keeps its finished units."""
+    part = f".{rank}" if rank else ""
+    return output.with_name(f"{output.name}.{key[:12]}{part}.partial.jsonl")
+
+
+def left_behind(output: Path, key: str) -> list[Path]:
+    """Return the partial files of a run, of however many processes."""
+    return sorted(output.parent.glob(f"{glob.escape(output.name)}.{key[:12]}*.partial.jsonl"))
 
 
 class Partial:
@@ -31,30 +38,35 @@ class Partial:
         seconds: scoring time of the finished units.
     """
 
-    def __init__(self, path: Path, key: str) -> None:
-        """Open the partial file of the run `key`, taking over what an interrupted run left."""
+    def __init__(self, path: Path, key: str, others: Sequence[Path] = ()) -> None:
+        """Open the partial file of the run `key`, taking over what an interrupted run left in it and in `others`."""
         self.path = path
         self.key = key
         self.scored: dict[str, dict[str, Any]] = {}
         self.seconds = 0.0
-        self._adopt()
+        for other in others:
+            if other != path:
+                self._adopt(other)
+        self.seconds = 0.0  # another process's time is in its own file
+        self._whole_bytes = self._adopt(path)
 
-    def _adopt(self) -> None:
-        """Read a partial file of the same run, up to the first damaged line."""
-        self._whole_bytes = 0
-        if not self.path.exists():
-            return
-        with self.path.open("rb") as file:
+    def _adopt(self, path: Path) -> int:
+        """Read a partial file of the same run, up to the first damaged line; return how many bytes are good."""
+        whole = 0
+        if not path.exists():
+            return whole
+        with path.open("rb") as file:
             for number, line in enumerate(file):
                 entry = _parse(line)
                 if entry is None or (number == 0 and entry.get("key") != self.key):
-                    return
+                    return whole
                 if number > 0:
                     if not isinstance(entry.get("unit"), str) or not isinstance(entry.get("score"), dict):
-                        return
+                        return whole
                     self.scored[entry["unit"]] = entry["score"]
                     self.seconds += float(entry.get("seconds", 0.0))
-                self._whole_bytes += len(line)
+                whole += len(line)
+        return whole
 
     def __enter__(self) -> Partial:
         """Cut off what is damaged or another run's, and open the file for appending."""
@@ -67,7 +79,7 @@ class Partial:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        """Close the file; it stays for the next attempt until `remove`."""
+        """Close the file; it stays for the next attempt until the result is written."""
         self._file.close()
 
     def _write(self, entry: Mapping[str, Any]) -> None:
@@ -82,10 +94,6 @@ class Partial:
         self.seconds += seconds
         self.scored[unit_id] = json.loads(json.dumps(score))
         return self.scored[unit_id]
-
-    def remove(self) -> None:
-        """Delete the file, once the result is written."""
-        self.path.unlink(missing_ok=True)
 
 
 def _parse(line: bytes) -> dict[str, Any] | None:

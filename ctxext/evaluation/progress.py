@@ -7,12 +7,13 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def progress_bar(title: str, total: float) -> Iterator[Callable[[float], None]]:
+def progress_bar(title: str, total: float, shown: bool = True) -> Iterator[Callable[[float], None]]:
     """Show a bar on stderr and give a function that advances it.
 
     Args:
         title: what is being done.
         total: the whole work, in any unit.
+        shown: False where another process shows it.
     """
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -25,6 +26,6 @@ def progress_bar(title: str, total: float) -> Iterator[Callable[[float], None]]:
         TextColumn("left"),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=Console(stderr=True)) as bar:
+    with Progress(*columns, console=Console(stderr=True), disable=not shown) as bar:
         task = bar.add_task(title, total=total)
         yield lambda amount: bar.advance(task, amount)

@@ -1,14 +1,51 @@
-"""Which window scores which token.
+"""Which window scores which token: the rules behind the perplexities that people publish.
 
-A window reads up to `length` tokens and predicts the token after each of them. Windows start every `stride` tokens.
-Every token but a document's first is scored exactly once, by the first window that predicts it, which is the one in
-which it has the most context: at least `length - stride + 1` tokens once the document is longer than one window. With
-`stride == length` windows do not overlap, and still no token is lost.
+- `once`: a window reads up to `length` tokens and predicts the token after each of them; windows start every `stride`
+  tokens. Every token but a document's first is scored exactly once, by the first window that predicts it, which is
+  the one in which it has the most context: at least `length - stride + 1` tokens once the document is longer than one
+  window. With `stride == length` windows do not overlap, and still no token is lost.
+- `first`: the first `length` tokens of each document are one window, and all but the first of them are scored.
+- `every-token`: windows of `length` tokens start every `stride` tokens, and each scores all its tokens but the first,
+  so that most tokens are scored `length / stride` times; the last window is left out.
+
+In the last two a window holds its last target, as where labels are a copy of the input: it reads `length - 1` tokens.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+
+@dataclass
+class Tokens:
+    """Tokens that windows run over: a document, or all of them in a row.
+
+    Attributes:
+        name: the document's id, or `stream`.
+        ids: the tokens.
+        inserted: positions of begin-of-sequence tokens that stand between documents; they are read, never scored.
+    """
+
+    name: str
+    ids: list[int]
+    inserted: frozenset[int] = field(default_factory=frozenset)
+
+
+def joined(sequences: list[Tokens], head: int) -> Tokens:
+    """Join documents into one stream.
+
+    Args:
+        sequences: the documents.
+        head: begin-of-sequence tokens at each one's start (0 or 1); those after the first are not scored.
+    """
+    ids: list[int] = []
+    inserted = []
+    for sequence in sequences:
+        if head and ids:
+            inserted.append(len(ids))
+        ids.extend(sequence.ids)
+    return Tokens("stream", ids, frozenset(inserted))
 
 
 @dataclass(frozen=True)
@@ -60,6 +97,25 @@ def plan_windows(tokens: int, length: int, stride: int) -> list[Window]:
         windows.append(Window(start, stop, scored_up_to + 1))
         scored_up_to = stop
     return windows
+
+
+def first_window(tokens: int, length: int, stride: int) -> list[Window]:
+    """Return the window over a document's first `length` tokens (YaRN's evaluation with `--truncate`)."""
+    stop = min(tokens, length) - 1
+    return [Window(0, stop, 1)] if stop >= 1 else []
+
+
+def every_token_windows(tokens: int, length: int, stride: int) -> list[Window]:
+    """Return the windows of LongLoRA's evaluation over one stream of tokens."""
+    starts = list(range(0, tokens - length, stride))[:-1]
+    return [Window(start, start + length - 1, start + 1) for start in starts]
+
+
+WINDOW_RULES: dict[str, Callable[[int, int, int], list[Window]]] = {
+    "once": plan_windows,
+    "first": first_window,
+    "every-token": every_token_windows,
+}
 
 
 def evenly_spaced(count: int, wanted: int) -> list[int]:

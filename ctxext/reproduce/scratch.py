@@ -7,7 +7,6 @@ three protocols. Every model's result is one file, so an interrupted experiment 
 from __future__ import annotations
 
 import json
-import math
 import os
 import shutil
 import subprocess
@@ -174,58 +173,32 @@ def measure(folder: Path, settings: Settings) -> dict[str, Any]:
     return {
         "nonoverlapping": {length: _perplexity(loaded, length, length, settings) for length in lengths},
         "sliding": {length: _perplexity(loaded, length, length // 4, settings) for length in lengths},
-        "last_token": last_token(loaded, settings),
+        "last_token": _last_token(loaded, settings),
     }
 
 
 def _perplexity(loaded: Any, length: int, stride: int, settings: Settings) -> float:
     """Return perplexity in windows of `length`; the same tokens of the same documents at every length."""
+    read = READ * settings.lengths[-1]
+    options = {"length": length, "stride": stride, "truncate": read, "min_tokens": read, "limit": DOCUMENTS}
+    return float(_evaluate(loaded, "perplexity", {**options, "bos": "never"}, 8192 // length).metrics["perplexity"])
+
+
+def _last_token(loaded: Any, settings: Settings) -> dict[int, float]:
+    """Return the perplexity of the same last tokens by the tokens read before them."""
+    lengths = [settings.window // 8, settings.window // 4, settings.window // 2, *settings.lengths]
+    options = {"lengths": ",".join(map(str, lengths)), "segments": settings.segments}
+    found = _evaluate(loaded, "last-token", options, 8).details["perplexity"]
+    return {length: found[str(length)] for length in lengths}
+
+
+def _evaluate(loaded: Any, name: str, options: dict[str, Any], batch_size: int) -> Any:
     from ctxext.evaluation.base import Session, build
     from ctxext.evaluation.registry import load
-    from ctxext.training.callbacks import run_evaluation
+    from ctxext.evaluation.runner import evaluate
 
-    read = READ * settings.lengths[-1]
-    options = {"data": "sympy-source", "length": length, "stride": stride, "truncate": read, "min_tokens": read}
-    evaluation = build(load("perplexity"), {**options, "limit": DOCUMENTS, "bos": "never"})
-    session = Session(loaded.model, loaded.tokenizer, max(1, 8192 // length))
-    return float(run_evaluation(evaluation, session)["perplexity"])
-
-
-def last_token(loaded: Any, settings: Settings) -> dict[int, float]:
-    """Return the perplexity of the last tokens of N segments by the tokens read before them.
-
-    The Sandwich paper's protocol (arXiv 2212.10356, section 3.2): the same tokens are scored at every length.
-    """
-    import torch
-
-    longest = settings.lengths[-1]
-    segments = _segments(loaded.tokenizer, longest + 1, settings.segments)
-    lengths = [length for length in (settings.window // 8, settings.window // 4, settings.window // 2)]
-    found = {}
-    for length in [*lengths, *settings.lengths]:
-        total, rows = 0.0, max(1, 16384 // length)
-        for start in range(0, len(segments), rows):
-            batch = segments[start : start + rows, -length - 1 :]
-            with torch.inference_mode():
-                logits = loaded.model(input_ids=batch[:, :-1], use_cache=False, logits_to_keep=1).logits[:, -1].float()
-            total += float(torch.nn.functional.cross_entropy(logits, batch[:, -1], reduction="sum"))
-        found[length] = math.exp(total / len(segments))
-    return found
-
-
-def _segments(tokenizer: Any, size: int, count: int) -> Any:
-    """Return `count` segments of held-out documents, evenly spread over them: `(count, size)`."""
-    import torch
-
-    from ctxext.data.offline import sympy_source
-
-    places: list[list[int]] = []
-    for document in sympy_source("held-out"):
-        ids = tokenizer(document.text, add_special_tokens=False, verbose=False)["input_ids"]
-        places += [ids[start : start + size] for start in range(0, len(ids) - size + 1, size // 16)]
-    if len(places) < count:
-        raise ValueError(f"the held-out text has {len(places)} segments of {size} tokens; {count} are wanted")
-    return torch.tensor([places[round(index * (len(places) - 1) / max(1, count - 1))] for index in range(count)])
+    evaluation = build(load(name), {"data": "sympy-source", **options})
+    return evaluate(evaluation, Session(loaded.model, loaded.tokenizer, max(1, batch_size)))
 
 
 def main(job: dict[str, Any]) -> None:

@@ -12,6 +12,7 @@ import torch
 from transformers import TrainerCallback
 
 from ctxext.evaluation.base import Evaluation, Session
+from ctxext.evaluation.runner import evaluate
 
 LOG_FILE = "log.jsonl"
 
@@ -92,19 +93,9 @@ class Evaluations(TrainerCallback):  # type: ignore[misc]
         model.eval()
         generator = torch.random.get_rng_state()
         for name, evaluation in self.evaluations.items():
-            metrics = run_evaluation(evaluation, Session(model, self.tokenizer, self.batch_size))
+            metrics = evaluate(evaluation, Session(model, self.tokenizer, self.batch_size)).metrics
             self.trainer.log({f"eval_{name}_{key}": value for key, value in metrics.items()})
         torch.random.set_rng_state(generator)
         model.train(was_training)
         control.should_log = log_the_step
 
-
-def run_evaluation(evaluation: Evaluation, session: Session) -> dict[str, Any]:
-    """Return the metrics of an evaluation on a model in memory."""
-    plan = evaluation.plan(session)
-    scored: list[dict[str, Any]] = []
-    for unit in plan.units:
-        scored.append(evaluation.score(session, unit))
-        if evaluation.finished(scored):
-            break
-    return evaluation.summarize(plan, scored).metrics

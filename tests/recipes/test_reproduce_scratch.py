@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 from ctxext.recipes.pretrain import Organism
 from ctxext.reproduce import scratch, scratch_claims
 from ctxext.reproduce.pi_claims import Measured, Measurement
-from ctxext.reproduce.scratch import Model, Settings, last_token, run_models
+from ctxext.reproduce.scratch import Model, Settings, run_models
 from ctxext.reproduce.scratch_claims import ALIBI_CHECKS, ALIBI_MODELS, SANDWICH_CHECKS, SANDWICH_MODELS, check
 from ctxext.reproduce.scratch_report import write_report
 from ctxext.reproduce.sinusoidal import SinusoidalLlamaConfig, sinusoids
@@ -68,26 +68,6 @@ def test_sinusoids_and_the_model_that_adds_them() -> None:
     assert not torch.allclose(alone[1], alone[5])
     with pytest.raises(ValueError, match="has no cache"):
         model(input_ids=ids, use_cache=True)
-
-
-class Counts:
-    """A model whose last logit prefers the number of tokens that it was given; its tokenizer gives running numbers."""
-
-    def __call__(self, input_ids: torch.Tensor, use_cache: bool, logits_to_keep: int) -> Any:
-        assert logits_to_keep == 1 and not use_cache
-        logits = torch.zeros(len(input_ids), 1, 1000)
-        logits[:, 0, input_ids.shape[1]] = 5.0
-        return type("Output", (), {"logits": logits})
-
-
-def test_the_last_token_protocol_scores_the_same_tokens_at_every_length(monkeypatch: pytest.MonkeyPatch) -> None:
-    segments = torch.arange(4)[:, None].expand(4, 257).clone()
-    segments[:, -1] = 32
-    monkeypatch.setattr(scratch, "_segments", lambda *a: segments)
-    loaded = type("Loaded", (), {"model": Counts(), "tokenizer": None})
-    found = last_token(loaded, SMALL)
-    right, wrong = math.exp(-5.0) * (999 + math.exp(5.0)), 999 + math.exp(5.0)
-    assert found[32] == pytest.approx(right, rel=1e-4) and found[64] == pytest.approx(wrong, rel=1e-4)
 
 
 def curve(base: float, **at: float) -> dict[str, float]:

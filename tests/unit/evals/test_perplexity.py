@@ -114,7 +114,7 @@ def test_presets():
     )
     with pytest.raises(ValueError, match="--protocol pi fixes --stride 256"):
         build(Perplexity, {"stride": 128}, "pi")
-    with pytest.raises(ValueError, match="no protocol 'p1'; allowed: pi, pi-proof-pile, non-overlapping"):
+    with pytest.raises(ValueError, match="no protocol 'p1'; allowed: pi, pi-proof-pile, alibi-nonoverlapping"):
         build(Perplexity, {}, "p1")
 
 

@@ -15,7 +15,7 @@ from typing import Annotated, Any, TextIO
 
 import typer
 
-from ctxext.evaluation.commands import compare, eval_app, sweep
+from ctxext.evaluation.commands import compare, eval_app, report, sweep
 from ctxext.reproduce.commands import demo, reproduce_app
 from ctxext.training.commands import data_app, merge, recipe_app
 
@@ -177,6 +177,7 @@ def doctor_command(
 
 app.add_typer(eval_app, name="eval")
 app.command("compare")(compare)
+app.command("report")(report)
 app.command("sweep")(sweep)
 app.add_typer(data_app, name="data")
 app.add_typer(recipe_app, name="recipe")

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ctxext.bench.attention import bench_attention
-from ctxext.bench.evaluations import bench_passkey, bench_perplexity
+from ctxext.bench.evaluations import bench_passkey, bench_perplexity, bench_sliding
 from ctxext.bench.patch import bench_patch
 from ctxext.bench.train import bench_train
 from ctxext.positions.base import nearest
@@ -15,6 +15,7 @@ from ctxext.positions.base import nearest
 BENCHES: dict[str, Callable[[int], dict[str, Any]]] = {
     "patch": bench_patch,
     "perplexity": bench_perplexity,
+    "sliding": bench_sliding,
     "passkey": bench_passkey,
     "train": bench_train,
     "attention": bench_attention,

@@ -30,13 +30,17 @@ def main(name: str, options: dict[str, Any]) -> None:
 
 
 def document(tokenizer: Any, tokens: int) -> tuple[str, list[int]]:
-    """Return the first held-out document of sympy-source that is long enough, cut to `tokens`: its id and tokens."""
+    """Return the start of the first held-out document of sympy-source that is long enough: text, and `tokens` tokens.
+
+    The text of the first tokens must give the same tokens again, for those who start from it.
+    """
     from ctxext.data.corpora import open_corpus
 
     for candidate in open_corpus("sympy-source").documents():
-        ids: list[int] = tokenizer(candidate.text, add_special_tokens=False, verbose=False)["input_ids"]
-        if len(ids) >= tokens:
-            return candidate.id, ids[:tokens]
+        ids: list[int] = tokenizer(candidate.text, add_special_tokens=False, verbose=False)["input_ids"][:tokens]
+        text = tokenizer.decode(ids)
+        if len(ids) == tokens and tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"] == ids:
+            return text, ids
     raise ValueError(f"sympy-source has no document of {tokens} tokens")
 
 
@@ -47,6 +51,20 @@ def perplexity_plain(model: Any, tokenizer: Any, options: dict[str, Any]) -> dic
     length, stride = options["length"], options["stride"]
     _, ids = document(tokenizer, _document_tokens(options))
     return {"perplexity": plain_perplexity(model, [tokenizer.bos_token_id, *ids], length, stride, options["batch"])}
+
+
+def perplexity_lm_eval(model: Any, tokenizer: Any, options: dict[str, Any]) -> dict[str, Any]:
+    """Score a document by lm-eval's rolling log-likelihood."""
+    import math
+
+    from lm_eval.api.instance import Instance
+    from lm_eval.models.huggingface import HFLM
+
+    text, ids = document(tokenizer, _document_tokens(options))
+    rival = HFLM(pretrained=model, tokenizer=tokenizer, batch_size=options["batch"], max_length=options["length"])
+    request = Instance("loglikelihood_rolling", {}, (text,), 0)
+    (total,) = rival.loglikelihood_rolling([request], disable_tqdm=True)
+    return {"perplexity": math.exp(-total / len(ids))}
 
 
 def perplexity_ctxext(model: Any, tokenizer: Any, options: dict[str, Any]) -> dict[str, Any]:
@@ -138,6 +156,7 @@ def _run_passkey(model: Any, tokenizer: Any, options: dict[str, Any], kmax_only:
 
 SIDES: dict[str, Callable[[Any, Any, dict[str, Any]], dict[str, Any]]] = {
     "perplexity-plain": perplexity_plain,
+    "perplexity-lm-eval": perplexity_lm_eval,
     "perplexity-ctxext": perplexity_ctxext,
     "passkey-plain": passkey_plain,
     "passkey-ctxext": passkey_ctxext,

@@ -136,6 +136,18 @@ def _hub_documents(corpus: HubCorpus) -> Iterator[Document]:
         yield Document(f"{corpus.split}:{number}", row_text(row, corpus.column, f"{corpus.id} row {number}"))
 
 
+def _hub_commit(corpus: HubCorpus) -> str | None:
+    """Return the commit that a Hub corpus is read at; None if the Hub does not say (the corpus hash still does)."""
+    from huggingface_hub import HfApi
+
+    if "/" not in corpus.id:  # one of datasets' own readers, not a repository
+        return None
+    try:
+        return HfApi().dataset_info(corpus.id, revision=corpus.revision, timeout=10).sha
+    except Exception:  # offline, no route, no such repository: reading the corpus says what is wrong, if anything is
+        return None
+
+
 def _open_hub(name: str, corpus: HubCorpus, overrides: dict[str, str | None]) -> Corpus:
     if overrides["id"] is not None:
         # A foreign repository shares neither revision, config nor files with the one it replaces.
@@ -147,6 +159,7 @@ def _open_hub(name: str, corpus: HubCorpus, overrides: dict[str, str | None]) ->
         "id": corpus.id,
         "config": corpus.config,
         "revision": corpus.revision,
+        "commit": _hub_commit(corpus),
         "data_files": corpus.data_files,
         "split": corpus.split,
         "column": corpus.column,

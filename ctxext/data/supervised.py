@@ -2,7 +2,8 @@
 
 A completion counts from its first token to the end-of-sequence token; in a conversation the assistant's turns count,
 with whatever ends a turn. The chat template's own `{% generation %}` marks are used where it has them; otherwise the
-conversation is rendered turn by turn, and each rendering must continue the one before.
+conversation is rendered turn by turn, and each rendering must continue the one before. A document and its summary
+become a prompt and its completion, by the functions with which `ctxext eval summarization` asks for a summary.
 """
 
 from __future__ import annotations
@@ -13,6 +14,11 @@ from typing import Any
 from ctxext.data.sources import Source
 
 Encoded = tuple[list[int], list[bool]]
+
+# Figure 4 of arXiv 2306.15595, where "# .... Document goes here" stands for the document.
+SUMMARY_PROMPT = (
+    "Read the following article and then summarize it.\n{document}\nNow summarize the above article.\nSummary:"
+)
 
 
 def _column(row: Mapping[str, Any], name: str, where: str) -> Any:
@@ -50,9 +56,68 @@ def encode_completion(prompt: str, completion: str, tokenizer: Any, *, bos: int 
 
     The two are tokenized apart, so that the answer's tokens are those that follow the prompt when it is given alone.
     """
-    head = ([] if bos is None else [bos]) + _encode(tokenizer, prompt)
+    head = encode_prompt(prompt, tokenizer, bos=bos)
     tail = _encode(tokenizer, completion) + ([] if eos is None else [eos])
     return head + tail, [False] * len(head) + [True] * len(tail)
+
+
+def encode_prompt(prompt: str, tokenizer: Any, *, bos: int | None) -> list[int]:
+    """Return [BOS] prompt as tokens: what a model reads before it answers, in training and in an evaluation."""
+    return ([] if bos is None else [bos]) + _encode(tokenizer, prompt)
+
+
+def summary_prompt(document: str) -> str:
+    """Return the prompt that asks for the summary of a document (arXiv 2306.15595, figure 4)."""
+    return SUMMARY_PROMPT.format(document=document)
+
+
+def first_tokens(text: str, tokenizer: Any, count: int | None) -> tuple[str, int]:
+    """Cut a text after its first tokens, at the end of a character.
+
+    Args:
+        text: The text.
+        tokenizer: A tokenizer of transformers that knows where its tokens lie in a text (a fast one).
+        count: The tokens to keep, tokenized without its surroundings; None keeps all.
+
+    Returns:
+        The start of the text, and how many tokens of it were cut off.
+
+    Raises:
+        ValueError: If the tokenizer is a slow one.
+    """
+    if count is None:
+        return text, 0
+    if not getattr(tokenizer, "is_fast", False):
+        raise ValueError(
+            f"{type(tokenizer).__name__} is a slow tokenizer, which does not say where its tokens end in a text: use "
+            "the fast one (tokenizer.json)"
+        )
+    encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+    ends = [end for _, end in encoded["offset_mapping"]]
+    if len(ends) <= count:
+        return text, 0
+    return text[: ends[count - 1]], len(ends) - count
+
+
+def encode_summary(
+    document: str, summary: str, source: Source, tokenizer: Any, *, bos: int | None, eos: int | None
+) -> Encoded:
+    """Return the prompt for a document's summary and the summary as tokens, of which the summary and EOS count.
+
+    Args:
+        document: The document, cut to its first `document_tokens`.
+        summary: The summary, cut to its first `summary_tokens`; none counts if it is empty.
+        source: A source of kind `summary`.
+        tokenizer: A fast tokenizer of transformers.
+        bos: The token before the prompt, or None.
+        eos: The token after the summary, or None.
+    """
+    prompt = summary_prompt(first_tokens(document, tokenizer, source.document_tokens)[0])
+    if not summary:
+        ids = encode_prompt(prompt, tokenizer, bos=bos)
+        return ids, [False] * len(ids)
+    kept, _ = first_tokens(summary, tokenizer, source.summary_tokens)
+    return encode_completion(prompt, " " + kept, tokenizer, bos=bos, eos=eos)
 
 
 def _encode(tokenizer: Any, text: str) -> list[int]:

@@ -16,9 +16,10 @@ import numpy.typing as npt
 from ctxext.checkpoint.files import read_json, whole_folder, write_json
 from ctxext.checkpoint.source import cache_folder
 from ctxext.data.corpora import CORPORA, HubCorpus, OfflineCorpus, open_corpus
+from ctxext.data.pairs import DOCSTRINGS, open_pairs
 from ctxext.data.rows import read_rows, rows_location
 from ctxext.data.sources import Source
-from ctxext.data.supervised import encode_row
+from ctxext.data.supervised import encode_row, encode_summary
 
 FORMAT = 1
 _DOCUMENTS_AT_ONCE = 64
@@ -118,11 +119,12 @@ def tokenizer_hash(tokenizer: Any) -> str:
 
 def _file_identity(source: Source) -> list[Any] | str | None:
     """Return path, size and time of change of a local source's files, or the manifest's hash of a shipped corpus."""
-    registered = CORPORA.get(source.data)
-    if registered is not None or source.data_id is not None:
+    registered = source.data in CORPORA or source.data == DOCSTRINGS
+    if registered or source.data_id is not None:
         from ctxext.data.offline import MANIFEST_PATH
 
-        return str(read_json(MANIFEST_PATH)["corpus_hash"]) if source.data == "sympy-source" else None
+        shipped = source.data in ("sympy-source", DOCSTRINGS)
+        return str(read_json(MANIFEST_PATH)["corpus_hash"]) if shipped else None
     path = Path(source.data).expanduser().resolve()
     files = sorted(file for file in path.rglob("*.txt")) if path.is_dir() else [path]
     return [[str(file), file.stat().st_size, file.stat().st_mtime_ns] for file in files if file.exists()]
@@ -161,6 +163,13 @@ Encoded = tuple[str, list[int], list[bool] | None]
 def _encoded(source: Source, tokenizer: Any, rules: TokenRules) -> Iterator[Encoded]:
     """Yield id, tokens and, for supervised kinds, what counts, of every document of a source."""
     bos, eos = rules.ends(tokenizer)
+    if source.kind == "summary":
+        pairs = open_pairs(source)
+        for pair in pairs.read():
+            summary = pair.summary if pairs.is_long_enough(pair) else ""
+            ids, counted = encode_summary(pair.document, summary, source, tokenizer, bos=bos, eos=eos)
+            yield pair.id, ids, counted
+        return
     if source.kind != "text":
         for name, row in read_rows(source):
             ids, counted = encode_row(row, source, tokenizer, name, bos=bos, eos=eos)
@@ -283,5 +292,7 @@ def check_source(source: Source) -> None:
         )
     if source.kind == "text":
         open_corpus(source.data, **source.reading_options())
+    elif source.kind == "summary":
+        open_pairs(source)
     else:
         rows_location(source)

@@ -1,4 +1,4 @@
-"""The command line of evaluations: `ctxext eval`, `ctxext compare` and `ctxext sweep`.
+"""The command line of evaluations: `ctxext eval`, `ctxext compare`, `ctxext report` and `ctxext sweep`.
 
 Every evaluation becomes a command whose options are the fields of its dataclass. The plugins are looked for only when
 `ctxext eval` is used, so that nothing else waits for them.
@@ -49,7 +49,7 @@ class EvaluationGroup(TyperGroup):
 
 eval_app = typer.Typer(
     cls=EvaluationGroup,
-    help="Evaluate a checkpoint: perplexity, passkey retrieval and any installed plugin.",
+    help="Evaluate a checkpoint by an installed evaluation, or by your own as path/to/file.py:ClassName.",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -143,11 +143,13 @@ def _build_command(name: str, text: str, run: Callable[..., None], parameters: l
 
 def _run(evaluation: Evaluation, checkpoint: str, settings: Any, output: Path | None, as_json: bool) -> None:
     from ctxext.cli import emit
+    from ctxext.evaluation.processes import join_processes
     from ctxext.evaluation.render import result_text
     from ctxext.evaluation.runner import run_evaluation
 
     result, path = run_evaluation(evaluation, checkpoint, settings, output)
-    emit(result.to_json(), as_json, lambda _: result_text(result, path))
+    if join_processes().main:
+        emit(result.to_json(), as_json, lambda _: result_text(result, path))
 
 
 @eval_app.command("list", help="List the installed evaluations.")
@@ -172,17 +174,41 @@ def list_evaluations(
 
 
 def compare(
-    results: Annotated[list[Path], typer.Argument(help="result files of `ctxext eval`")],
+    results: Annotated[list[Path], typer.Argument(help="result files of `ctxext eval`; the first is the reference")],
+    no_worse_than: Annotated[
+        str | None,
+        typer.Option("--no-worse-than", help="such as 2%: judge each against the first; exit 1 unless all hold"),
+    ] = None,
     output: Annotated[Path | None, typer.Option("--output", help="folder for the pictures (PNG)")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print the comparison as JSON")] = False,
 ) -> None:
-    """Print results side by side and draw them; results that cannot be compared are marked."""
+    """Print results side by side, with paired differences to the first; what cannot be compared is marked."""
     from ctxext.cli import emit
     from ctxext.evaluation.compare import compare_results
     from ctxext.evaluation.render import comparison_text
+    from ctxext.evaluation.verdict import parse_percentage
 
-    comparison = compare_results(results, output)
+    limit = None if no_worse_than is None else parse_percentage(no_worse_than)
+    comparison = compare_results(results, output, limit)
     emit(comparison, as_json, comparison_text)
+    if limit is not None and not comparison["check"]["holds"]:
+        raise typer.Exit(1)
+
+
+def report(
+    results: Annotated[
+        list[Path], typer.Argument(help="result files of `ctxext eval`; the first's checkpoint is the reference")
+    ],
+    output: Annotated[Path, typer.Option("--output", help="the HTML file")] = Path("report.html"),
+    title: Annotated[str, typer.Option("--title", help="of the report")] = "Context window evaluation",
+    as_json: Annotated[bool, typer.Option("--json", help="print the groups' comparisons as JSON")] = False,
+) -> None:
+    """Write one HTML file that needs nothing else: tables, curves and intervals, grouped by comparable protocol."""
+    from ctxext.cli import emit
+    from ctxext.evaluation.render import report_text
+    from ctxext.evaluation.report import write_report
+
+    emit(write_report(results, output, title), as_json, report_text)
 
 
 def sweep(

@@ -98,4 +98,3 @@ class Evaluations(TrainerCallback):  # type: ignore[misc]
         torch.random.set_rng_state(generator)
         model.train(was_training)
         control.should_log = log_the_step
-

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ ROOT = recipe_root()
 WINDOW = 128
 ATTENTION = {"q_proj", "k_proj", "v_proj", "o_proj"}
 CONSTANT = "constant_with_warmup"
+SUMMARIZE = "summarize-llama2-7b-16k"  # its model has the method already
 
 # model, method, length, factor in the shrunk run, batch, rate, decay, warm-up, schedule, steps, tuning, boundaries
 EXPECTED: dict[str, tuple[Any, ...]] = {
@@ -68,6 +70,7 @@ EXPECTED: dict[str, tuple[Any, ...]] = {
     "longalpaca-llama2-7b-16k": (
         *("Llama-2-7b-chat-hf", "linear", 16384, 4, 64, 2e-5, 0, 20, CONSTANT, 1000, "lora", "isolated"),
     ),
+    SUMMARIZE: ("pi-llama2-7b-16k/final", "linear", 16384, 4, 128, 2e-5, 0, 20, CONSTANT, 1000, "full", "isolated"),
 }
 LORA = {
     "longlora-llama2-7b-32k": (8, 16, True),
@@ -100,7 +103,8 @@ def test_what_a_config_says(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     world = min(8, recipe.batch_size)
     args = training_arguments(recipe, world_size=world)
     model, method, length, _, batch, rate, decay, warm_up, schedule, steps, tuning, boundaries = EXPECTED[name]
-    assert recipe.model.endswith(model) and (recipe.method, recipe.length) == (method, length)
+    assert recipe.model.endswith(model) and recipe.length == length
+    assert recipe.method == (None if name == SUMMARIZE else method)
     assert args.per_device_train_batch_size * args.gradient_accumulation_steps * world == recipe.batch_size == batch
     assert (args.learning_rate, args.weight_decay, args.warmup_steps) == (rate, decay, warm_up)
     assert (args.lr_scheduler_type, args.max_steps, recipe.tuning) == (schedule, steps, tuning)
@@ -127,9 +131,13 @@ def test_what_trainer_and_model_see_in_two_steps(
         before = name[:-1] + str(int(name[-1]) - 1) if name[-1] != "2" else name.removesuffix("-stage2")
         given = {"rope_theta": THETA[before], "length": EXPECTED[before][3] * WINDOW}
         model = Path(patch_checkpoint(model, tmp_path / "before", method="theta", **given)["output"])
+    if name == SUMMARIZE:
+        model = Path(patch_checkpoint(model, tmp_path / "16k", method="linear", length=4 * WINDOW)["output"])
     source: dict[str, Any] = {"data": str(corpus)}
     if name == "longalpaca-llama2-7b-16k":
         source = chat_source(tmp_path)
+    if name == SUMMARIZE:
+        source = summary_source(tmp_path)
     shrunk = {
         **{"model": str(model), "length": factor * WINDOW, "batch_size": 2, "max_steps": 2, "save_steps": 2},
         **{"data.sources": [source], "data.cache": str(tmp_path / "cache"), "output_dir": str(tmp_path / "run")},
@@ -160,13 +168,18 @@ def test_what_trainer_and_model_see_in_two_steps(
 
 
 def chat_source(tmp_path: Path) -> dict[str, Any]:
-    import json
-
     path = tmp_path / "LongAlpaca-12k.json"
     rows = [{"instruction": f"say {i} " * 8, "output": f"{i}"} for i in range(60)]
     path = path.with_suffix(".jsonl")
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return {"data": str(path), "kind": "chat", "prompt_column": "instruction", "completion_column": "output"}
+
+
+def summary_source(tmp_path: Path) -> dict[str, Any]:
+    path = tmp_path / "govreport.jsonl"
+    rows = [{"report": f"long {i} " * 20, "summary": f"short {i}"} for i in range(60)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return {"data": str(path), "kind": "summary", "document_column": "report", "document_tokens": 100}
 
 
 def check_model(trainer: Any, name: str, method: str, factor: int) -> None:

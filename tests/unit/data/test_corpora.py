@@ -80,12 +80,33 @@ def test_python_corpora_are_marked_as_not_comparable():
         assert len(next(corpus.documents()).text) > 0
 
 
+def test_the_commit_of_a_hub_corpus_goes_into_its_source(monkeypatch):
+    from huggingface_hub import HfApi
+
+    asked = []
+
+    def told(self, repo_id, *, revision, timeout):
+        asked.append((repo_id, revision))
+        return type("Info", (), {"sha": "c0ffee"})
+
+    monkeypatch.setattr(HfApi, "dataset_info", told)
+    assert open_corpus("proof-pile").source["commit"] == "c0ffee"
+
+    def unreachable(self, repo_id, **options):
+        raise ConnectionError("no route to host")
+
+    monkeypatch.setattr(HfApi, "dataset_info", unreachable)
+    assert open_corpus("pg19", data_revision="main").source["commit"] is None
+    assert asked == [("hoskinson-center/proof-pile", "refs/convert/parquet")]
+
+
 def test_hub_corpora_stream_and_every_field_can_be_overridden(texts, monkeypatch):
     local = HubCorpus(description="", id="json", split="train", data_files=str(texts))
     monkeypatch.setitem(CORPORA, "local", local)
     documents = list(open_corpus("local", column="other.body").documents())
     assert [document.id for document in documents] == ["train:0", "train:1", "train:2"]
     assert documents[0].text == "\n\n".join([json.loads(texts.read_text().splitlines()[0])["text"]] * 2)
+    monkeypatch.setattr("ctxext.data.corpora._hub_commit", lambda corpus: None)
     changed = open_corpus("proof-pile", data_id="me/mine", data_config="c", split="validation", column="body").source
     assert (changed["id"], changed["config"], changed["split"], changed["column"]) == (
         "me/mine",

@@ -280,7 +280,7 @@ class Ruler(Evaluation):
         details = {
             "score_by_length": {str(length): score for length, score in by_length.items()},
             "scores": {str(length): tasks for length, tasks in by_task.items()},
-            "items": {f"{unit['length']}/{unit['task']}/{row['index']}": row["score"] for unit, row in rows},
+            "items": {f"{unit['length']}/{unit['task']}/{row['index']}": 100 * row["score"] for unit, row in rows},
             "answers": [dict(unit) for unit in scored],
         }
         return Summary(

@@ -174,7 +174,7 @@ def test_scores_tasks_and_lengths_by_hand():
     }
     assert summary.plots[0].x == [900, 1000, 1400] and summary.plots[0].y == [75.0, 75.0, 0.0]
     assert summary.notes == ["score by length: 900: 75.0, 1000: 75.0, 1400: 0.0"]
-    assert len(summary.details["items"]) == 24 and summary.details["items"]["900/niah_multivalue/3"] == 0.5
+    assert len(summary.details["items"]) == 24 and summary.details["items"]["900/niah_multivalue/3"] == 50
     easier = Ruler(lengths="1400,900,1000", tasks="vt", threshold=70)
     by_length = {900: 75.0, 1000: 75.0, 1400: 0.0}
     assert easier._metrics({900: {"vt": 75.0}}, by_length)["effective_length"] == 1000

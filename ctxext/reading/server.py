@@ -1,0 +1,246 @@
+"""The data server of random-access reading (arXiv 2405.13216, section 3).
+
+Each row of a batch reads a document of its own. The training loop asks for the rows' next windows, tells the server
+how well the model predicted each, and the server moves every row on by the skip policy; a row whose document has ended
+goes on with its next one. Where a row is, is a few numbers: a resumed run sees the windows of the unbroken one.
+
+X, of whose end the policy knows, is either one document or the stream of all documents that a row reads in one pass
+over the data: the paper's "consecutively read documents" suggest the latter, its formula the former.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from ctxext.data.order import mixed_documents, upsampled
+from ctxext.data.tokens import TokenStore
+from ctxext.reading.skip import SkipPolicy
+
+SCOPES = ("document", "stream")
+IGNORED = -100
+Tokens = npt.NDArray[np.integer[Any]]
+
+
+class Documents(Protocol):
+    """An endless sequence of documents: `documents[n]` is the tokens of the n-th, `(tokens,)`.
+
+    Attributes:
+        tokens: About how many there are in one pass over the data.
+    """
+
+    tokens: int
+
+    def __getitem__(self, number: int) -> Tokens: ...
+
+
+class StoredDocuments:
+    """The documents of tokenized sources, shuffled and mixed by weight, for ever (see `ctxext.data.order`).
+
+    Args:
+        stores: The sources' tokens.
+        seed: Of the shuffling.
+
+    Raises:
+        ValueError: If a source has no document of two tokens: there would be nothing to predict, for ever.
+    """
+
+    def __init__(self, stores: Sequence[TokenStore], seed: int) -> None:
+        empty = [store.source.data for store in stores if not (store.lengths >= 2).any()]
+        if empty:
+            raise ValueError(f"{', '.join(empty)}: no document has two tokens, so that there is nothing to predict")
+        self.stores = stores
+        self.tokens = sum(int(store.lengths.sum()) for store in stores)
+        self._drawn: list[tuple[int, int]] = []
+        sources = [store.source for store in stores]
+        self._coming = mixed_documents(
+            [store.lengths for store in stores],
+            [source.weight for source in sources],
+            [upsampled(store.lengths, store.source.upsample_above, store.source.upsample_times) for store in stores],
+            seed,
+        )
+
+    def __getitem__(self, number: int) -> Tokens:
+        while len(self._drawn) <= number:
+            self._drawn.append(next(self._coming))
+        source, document = self._drawn[number]
+        store = self.stores[source]
+        return store.tokens[store.offsets[document] : store.offsets[document + 1]]
+
+
+@dataclass(frozen=True)
+class Window:
+    """What a row reads next.
+
+    Attributes:
+        tokens: `(n,)`, at most L + 1: all but the last are read, all but the first predicted.
+        document: Number of the document that it begins in.
+        start: S, its first token in that document.
+        fresh: Whether X begins here: what the row remembers is of another one.
+    """
+
+    tokens: Tokens
+    document: int
+    start: int
+    fresh: bool
+
+
+@dataclass
+class _Place:
+    """Where a row is: its document, the next window's first token, the tokens of X before it; does X begin here?"""
+
+    document: int
+    start: int = 0
+    before: int = 0
+    fresh: bool = True
+
+
+class DataServer:
+    """Serves the rows of one process with windows, and skips by what it is told of them.
+
+    Args:
+        documents: What is read; row g of G (over all processes) reads the documents g, g + G, g + 2 G, ...
+        rows: Of this process's batch.
+        window: L, tokens.
+        policy: How far to skip.
+        scope: What X is: a `document`, or the `stream` of a row's documents.
+        rank: This process.
+        processes: All of them, each with as many rows.
+
+    Raises:
+        ValueError: If an argument is out of range; names all that are.
+    """
+
+    def __init__(
+        self,
+        documents: Documents,
+        *,
+        rows: int,
+        window: int,
+        policy: SkipPolicy,
+        scope: str = "document",
+        rank: int = 0,
+        processes: int = 1,
+    ) -> None:
+        counts = {"rows": rows, "window": window}
+        wrong = [f"{name} {value} must be at least 1" for name, value in counts.items() if value < 1]
+        if scope not in SCOPES:
+            wrong.append(f"scope {scope!r} is none of {', '.join(SCOPES)}")
+        if not 0 <= rank < processes:
+            wrong.append(f"rank {rank} must lie between 0 and {processes - 1}")
+        if wrong:
+            raise ValueError("; ".join(wrong))
+        self.documents, self.rows, self.window, self.policy, self.scope = documents, rows, window, policy, scope
+        self.rank, self.processes = rank, processes
+        self.read = self.skipped = 0
+        self._places = [_Place(rank * rows + row) for row in range(rows)]
+        for place in self._places:
+            self._settle(place)
+
+    def _settle(self, place: _Place) -> None:
+        """Move a place whose document has ended to where the row goes on."""
+        step = self.rows * self.processes
+        if self.scope == "document":
+            while place.start > len(self.documents[place.document]) - 2:  # a prediction needs two tokens
+                place.document, place.start, place.before, place.fresh = place.document + step, 0, 0, True
+            return
+        while place.start >= (length := len(self.documents[place.document])):
+            place.document, place.start = place.document + step, place.start - length
+        if place.before >= self._stream_tokens:
+            place.before, place.fresh = 0, True
+
+    @property
+    def _stream_tokens(self) -> int:
+        return max(1, self.documents.tokens // (self.rows * self.processes))
+
+    def windows(self) -> list[Window]:
+        """Return the next window of every row; the same ones until `advance` is called."""
+        return [self._window(place) for place in self._places]
+
+    def _window(self, place: _Place) -> Window:
+        parts = [self.documents[place.document][place.start : place.start + self.window + 1]]
+        number = place.document
+        while self.scope == "stream" and (missing := self.window + 1 - sum(map(len, parts))) > 0:
+            number += self.rows * self.processes
+            parts.append(self.documents[number][:missing])
+        return Window(np.concatenate(parts), place.document, place.start, place.fresh)
+
+    def advance(self, confidences: Sequence[float]) -> list[int]:
+        """Move every row on behind the window that it has just read.
+
+        Args:
+            confidences: C of each row's window, nats, as `SkipPolicy.pool` returns it.
+
+        Returns:
+            D of each row: the tokens skipped.
+
+        Raises:
+            ValueError: If there is not one for every row, or one is no loss; no row has moved then.
+        """
+        if len(confidences) != self.rows:
+            raise ValueError(f"{len(confidences)} confidences for {self.rows} rows")
+        skips = []
+        for place, confidence in zip(self._places, confidences, strict=True):
+            size = self._stream_tokens if self.scope == "stream" else len(self.documents[place.document])
+            skips.append(self.policy.skip(confidence, size - place.before - self.window))
+        for place, window, skipped in zip(self._places, self.windows(), skips, strict=True):
+            self.read += len(window.tokens) - 1
+            self.skipped += skipped
+            place.start, place.before = (at + self.window + skipped for at in (place.start, place.before))
+            place.fresh = False
+            self._settle(place)
+        return skips
+
+    def state(self) -> dict[str, Any]:
+        """Return where every row is, as JSON."""
+        places = [list(dataclasses.astuple(place)) for place in self._places]
+        return {**self._identity(), "places": places, "read": self.read, "skipped": self.skipped}
+
+    def _identity(self) -> dict[str, Any]:
+        return {
+            **{name: getattr(self, name) for name in ("rows", "window", "scope", "rank", "processes")},
+            "policy": dataclasses.asdict(self.policy),
+        }
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Go to where a server was.
+
+        Raises:
+            ValueError: If that one served other windows; names what differs.
+        """
+        differing = [name for name, value in self._identity().items() if state.get(name) != value]
+        if differing:
+            told = ", ".join(f"{name} {state.get(name)} (now {self._identity()[name]})" for name in differing)
+            raise ValueError(f"this state is of another reader: {told}; give it the same settings, or begin anew")
+        self._places = [_Place(*place) for place in state["places"]]
+        self.read, self.skipped = state["read"], state["skipped"]
+
+
+def collate(windows: Sequence[Window], length: int, pad: int) -> dict[str, Any]:
+    """Return windows as a batch, padded on the right.
+
+    Args:
+        windows: `(batch,)`.
+        length: L, tokens.
+        pad: What fills the rows.
+
+    Returns:
+        `input_ids`, `attention_mask` and `labels`, int64 `(batch, length)`: labels are the tokens after those read,
+        -100 behind the end; and `fresh`, bool `(batch,)`.
+    """
+    import torch
+
+    ids = torch.full((len(windows), length), pad)
+    labels = torch.full((len(windows), length), IGNORED)
+    mask = torch.zeros((len(windows), length), dtype=torch.long)
+    for row, window in enumerate(windows):
+        tokens = torch.from_numpy(np.asarray(window.tokens, dtype=np.int64))
+        ids[row, : len(tokens) - 1], labels[row, : len(tokens) - 1] = tokens[:-1], tokens[1:]
+        mask[row, : len(tokens) - 1] = 1
+    fresh = torch.tensor([window.fresh for window in windows])
+    return {"input_ids": ids, "labels": labels, "attention_mask": mask, "fresh": fresh}

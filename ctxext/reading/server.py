@@ -222,25 +222,21 @@ class DataServer:
 
 
 def collate(windows: Sequence[Window], length: int, pad: int) -> dict[str, Any]:
-    """Return windows as a batch, padded on the right.
+    """Return windows as a batch in transformers' convention, where a model shifts the labels itself.
 
     Args:
-        windows: `(batch,)`.
-        length: L, tokens.
-        pad: What fills the rows.
+        windows: `(batch,)`, of a server whose window is `length - 1`: the last token of a row is predicted only.
+        length: Tokens in a row.
+        pad: What fills the rows on the right.
 
     Returns:
-        `input_ids`, `attention_mask` and `labels`, int64 `(batch, length)`: labels are the tokens after those read,
-        -100 behind the end; and `fresh`, bool `(batch,)`.
+        `input_ids`, `labels` (-100 behind the end) and `position_ids` from 0, int64 `(batch, length)`.
     """
     import torch
 
     ids = torch.full((len(windows), length), pad)
     labels = torch.full((len(windows), length), IGNORED)
-    mask = torch.zeros((len(windows), length), dtype=torch.long)
     for row, window in enumerate(windows):
         tokens = torch.from_numpy(np.asarray(window.tokens, dtype=np.int64))
-        ids[row, : len(tokens) - 1], labels[row, : len(tokens) - 1] = tokens[:-1], tokens[1:]
-        mask[row, : len(tokens) - 1] = 1
-    fresh = torch.tensor([window.fresh for window in windows])
-    return {"input_ids": ids, "labels": labels, "attention_mask": mask, "fresh": fresh}
+        ids[row, : len(tokens)] = labels[row, : len(tokens)] = tokens
+    return {"input_ids": ids, "labels": labels, "position_ids": torch.arange(length).repeat(len(windows), 1)}

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from ctxext.data.sources import Source
+from ctxext.reading.skip import SkipPolicy
 
 # The PI paper's fine-tuning (arXiv 2306.15595, section 3.1: AdamW beta 0.9/0.95, no weight decay, 2e-5, linear warm-up
 # over 20 steps, then no decay) and what an exact log and an exact resume need; a config overrides each by its name.
@@ -122,6 +123,36 @@ class Lora(BaseModel):
     embeddings_and_norms: bool = False
 
 
+class Reading(BaseModel):
+    """Random-access reading (arXiv 2405.13216): how far each row skips after a window; see `ctxext.reading`.
+
+    Attributes:
+        rate: K, tokens; 0 reads everything in order.
+        threshold: alpha, nats.
+        pooling: How a window's losses become one: `mean`, `exponential-decay` or `last`.
+        decay: Of `exponential-decay`, between 0 and 1.
+        scope: What the policy sees the end of: a `document`, or the `stream` of all documents.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    rate: int = 0
+    threshold: float = 6.0
+    pooling: str = "mean"
+    decay: float = 0.99
+    scope: Literal["document", "stream"] = "document"
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        self.policy  # noqa: B018  # checks the values
+        return self
+
+    @property
+    def policy(self) -> SkipPolicy:
+        """The rule by which rows skip."""
+        return SkipPolicy(rate=self.rate, threshold=self.threshold, pooling=self.pooling, decay=self.decay)
+
+
 class Recipe(BaseModel):
     """A fine-tuning run.
 
@@ -143,6 +174,7 @@ class Recipe(BaseModel):
         memory: What a step keeps: `plain` (as Trainer comes), `fast` (loss by chunks, cheap operations computed
             again) or `lean` (loss by chunks, whole layers computed again); see `ctxext.training.lean_presets`.
         offload: With `lean` on a GPU: keep the layers' inputs in the host's memory.
+        reading: Windows of documents in place of packs, with skipping.
         evaluations: Evaluations to run while training: options by the name of an installed evaluation.
         evaluate_every: Run them before the first step, after every so many, and at the end.
         save_at: Save a checkpoint after these steps too, beside those of save_steps.
@@ -168,6 +200,7 @@ class Recipe(BaseModel):
     warmup_start: float = Field(default=0.1, ge=0, le=1)
     memory: Literal["plain", "fast", "lean"] = "plain"
     offload: bool = False
+    reading: Reading | None = None
     evaluations: dict[str, dict[str, Any]] = {}
     evaluate_every: int | None = Field(default=None, ge=1)
     save_at: tuple[Annotated[int, Field(ge=1)], ...] = ()
@@ -178,6 +211,7 @@ class Recipe(BaseModel):
     @model_validator(mode="after")
     def _check(self) -> Self:
         problems = [*self._method_problems(), *self._evaluation_problems(), *self._memory_problems()]
+        problems += self._reading_problems()
         if self.lora is not None and self.tuning == "full":
             problems.append("lora has no effect with tuning 'full'; set tuning to lora or qlora, or leave it out")
         if self.epochs is not None and len(self.data.sources) > 1:
@@ -198,6 +232,20 @@ class Recipe(BaseModel):
         if bool(self.evaluations) != (self.evaluate_every is not None):
             return ["evaluations and evaluate_every go together: give both or neither"]
         return []
+
+    def _reading_problems(self) -> list[str]:
+        if self.reading is None:
+            return []
+        problems = []
+        if self.epochs is not None:
+            problems.append("epochs are not known beforehand when documents are skipped: state max_steps instead")
+        if self.memory != "plain":
+            problems.append(
+                f"reading needs the loss of every token, which memory {self.memory!r} does not give: plain"
+            )
+        if any(source.kind != "text" for source in self.data.sources):
+            problems.append("reading takes sources of kind text only")
+        return problems
 
     def _memory_problems(self) -> list[str]:
         problems = []

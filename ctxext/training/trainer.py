@@ -117,6 +117,7 @@ class ContextTrainer(Trainer):  # type: ignore[misc]
                 super(ContextTrainer, self)._save_checkpoint(model, trial)
             finally:
                 self._output_override, self.args.save_total_limit = None, keep
+            self.save_stream(partial / name)
             if self.args.should_save:
                 write_state(partial / name, self.state.global_step * self.recipe.batch_size, self.run)
 
@@ -124,6 +125,9 @@ class ContextTrainer(Trainer):  # type: ignore[misc]
         if self.args.should_save:
             drop_old(Path(self.args.output_dir), self.args.save_total_limit)
         self.accelerator.wait_for_everyone()
+
+    def save_stream(self, folder: Path) -> None:
+        """Save where this process is in its data; packs follow from the step alone."""
 
     def save_final(self) -> Path:
         """Save the finished model, without optimizer states, to `output_dir/final`; return the folder."""

@@ -14,6 +14,7 @@ from ctxext.checkpoint.patch import patch_checkpoint
 from ctxext.checkpoint.rope_config import read_rope
 from ctxext.data.tokens import check_source
 from ctxext.recipes import finetune
+from ctxext.training.arguments import Reading
 from ctxext.training.config_file import parse_config, read_yaml, training_arguments
 from ctxext.training.preflight import evaluations_of
 from ctxext.training.recipe_files import recipe_root
@@ -26,6 +27,7 @@ WINDOW = 128
 ATTENTION = {"q_proj", "k_proj", "v_proj", "o_proj"}
 CONSTANT = "constant_with_warmup"
 SUMMARIZE = "summarize-llama2-7b-16k"  # its model has the method already
+SKIP = "skip-smollm2"  # no method: its windows are within the model's own
 
 # model, method, length, factor in the shrunk run, batch, rate, decay, warm-up, schedule, steps, tuning, boundaries
 EXPECTED: dict[str, tuple[Any, ...]] = {
@@ -67,6 +69,7 @@ EXPECTED: dict[str, tuple[Any, ...]] = {
     "sandwich-smollm2-16k": (
         *("SmolLM2-135M-Instruct", "sandwich", 16384, 2, 8, 1e-4, 0, 20, CONSTANT, 1000, "full", "isolated"),
     ),
+    "skip-smollm2": (*("SmolLM2-135M-Instruct", None, 512, 1, 128, 2e-5, 0, 20, CONSTANT, 1000, "full", "isolated"),),
     "longalpaca-llama2-7b-16k": (
         *("Llama-2-7b-chat-hf", "linear", 16384, 4, 64, 2e-5, 0, 20, CONSTANT, 1000, "lora", "isolated"),
     ),
@@ -109,7 +112,9 @@ def test_what_a_config_says(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (args.learning_rate, args.weight_decay, args.warmup_steps) == (rate, decay, warm_up)
     assert (args.lr_scheduler_type, args.max_steps, recipe.tuning) == (schedule, steps, tuning)
     assert (args.adam_beta1, args.adam_beta2, recipe.warmup_start) == (0.9, 0.95, 0.1)
-    assert recipe.data.boundaries == boundaries and args.bf16 and recipe.memory == "lean"
+    assert recipe.data.boundaries == boundaries and args.bf16
+    assert recipe.memory == ("plain" if name == SKIP else "lean")
+    assert recipe.reading == (Reading(rate=256, threshold=6.0) if name == SKIP else None)
     assert recipe.method_options == ({"rope_theta": THETA[name]} if name in THETA else {})
     evaluations_of(recipe)
     if name != "longalpaca-llama2-7b-16k":  # whose file the user brings
@@ -154,7 +159,10 @@ def test_what_trainer_and_model_see_in_two_steps(
     words = [f"--{key}={yaml.safe_dump(value, default_flow_style=True)}" for key, value in shrunk.items()]
     trainer, _ = finetune.prepare(["--config", str(ROOT / "configs" / f"{name}.yaml"), *words])
     check_model(trainer, name, method, factor)
-    assert trainer.packs.boundaries == boundaries
+    if name == SKIP:
+        assert (trainer.server.window, trainer.server.rows, trainer.server.policy.rate) == (WINDOW - 1, 2, 256)
+    else:
+        assert trainer.packs.boundaries == boundaries
     trainer.train()
     group = trainer.optimizer.param_groups[0]
     assert group["betas"] == (0.9, 0.95) and group["initial_lr"] == rate
@@ -189,6 +197,9 @@ def check_model(trainer: Any, name: str, method: str, factor: int) -> None:
     if method == "sandwich":
         assert config.model_type == "ctxext_llama" and config.bias_parameters["bias_type"] == "sandwich"
         assert not hasattr(model.model.rotary_emb, "inv_freq") and rope.window == factor * WINDOW
+        return
+    if name == SKIP:
+        assert rope.window == rope.original_length == WINDOW and "ctxext" not in config.to_dict()
         return
     assert rope.scaling.name == method and rope.window == factor * WINDOW and rope.original_length == WINDOW
     if method in ("linear", "yarn"):

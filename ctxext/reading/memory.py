@@ -14,7 +14,7 @@ position itself (Focused Transformer, arXiv 2307.03170), none takes the place of
 stored key is k = R(-p) k_rotated / a^2 with the cosines and sines of the forward pass, where a^2 = cos^2 + sin^2:
 under YaRN and LongRoPE these are scaled by the attention factor a, which must not pile up. Reading it multiplies by a
 again, so that memory and window share one temperature. A sliding window of the model's own hides keys of the window,
-never the memory.
+never the memory. `MemoryConfig.distance` puts the memory further away.
 
 Memory and gradients. What is remembered is detached: gradients flow through the window, the queries and the gate.
 Each forward pass reads the memory as it was when the pass began, also where layers run again in the backward pass
@@ -60,6 +60,8 @@ class MemoryConfig:
         gate: Whether a learned gate by head mixes two attentions, g * memory + (1 - g) * window; the window is then
             read in full.
         sinks: The first tokens of each document, which are never evicted; part of `size`.
+        distance: Of the remembered keys' one position from the window's first token, in tokens. 1 keeps within the
+            window's own distances; a model trained on longer ones may read the memory better from further away.
         offload: Whether the memory lies in the CPU's memory and is copied to the device layer by layer.
     """
 
@@ -67,6 +69,7 @@ class MemoryConfig:
     top_k: int | None = None
     gate: bool = False
     sinks: int = 0
+    distance: int = 1
     offload: bool = False
 
     def __post_init__(self) -> None:
@@ -77,6 +80,8 @@ class MemoryConfig:
             wrong.append(f"top_k {self.top_k} must be at least 1 key, or None to read all")
         if not 0 <= self.sinks < max(self.size, 1):
             wrong.append(f"sinks {self.sinks} must be 0 or more, and fewer than size {self.size}")
+        if self.distance < 1:
+            wrong.append(f"distance {self.distance} must be at least 1 token: 0 is the window's own first position")
         if wrong:
             raise ValueError("; ".join(wrong))
 

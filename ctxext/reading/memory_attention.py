@@ -42,7 +42,7 @@ class Reading:
         appends: Whether the pass reads a window that is to be remembered.
         mask: The attention mask that the model was called with.
         window: Cosines and sines of the window, `(batch or 1, tokens, head_dim)`.
-        before: Cosines and sines of the position before each row's window, `(batch, 1, head_dim)`.
+        before: Cosines and sines of the position where each row's memory stands, `(batch, 1, head_dim)`.
         real: `(batch, tokens)`, false for padding.
         added: Keys without rotation and values of the window, by layer.
     """
@@ -78,7 +78,7 @@ class Reading:
             raise ValueError("a row's positions jump: a window with memory holds one sequence a row, none packed")
         first = positions.masked_fill(~self.real, torch.iinfo(positions.dtype).max).amin(dim=1)
         first = first.where(self.real.any(dim=1), 0)  # a row of padding alone reads as any other
-        angles = (first - 1)[:, None, None].float() * rotary.inv_freq.float()
+        angles = (first - self.config.distance)[:, None, None].float() * rotary.inv_freq.float()
         angles = torch.cat((angles, angles), dim=-1)
         self.before = angles.cos() * rotary.attention_scaling, angles.sin() * rotary.attention_scaling
 
@@ -173,7 +173,7 @@ def best(scores: torch.Tensor, count: int) -> torch.Tensor:
     least = scores.topk(count, dim=-1, sorted=False).values.amin(dim=-1, keepdim=True)
     above, equal = scores > least, scores == least
     room = count - above.sum(dim=-1, keepdim=True)
-    from_the_end = equal.flip(-1).cumsum(dim=-1).flip(-1)
+    from_the_end = equal.flip(-1).cumsum(dim=-1, dtype=torch.int32).flip(-1)
     return above | (equal & (from_the_end <= room))
 
 

@@ -75,12 +75,14 @@ class ReferenceReader:
         top_k: int | None = None,
         sinks: int = 0,
         gate: bool = False,
+        distance: int = 1,
         factor: float = 1.0,
     ) -> None:
         self.config, self.size, self.top_k, self.sinks, self.gate = model.config, size, top_k, sinks, gate
         self.inv_freq, self.factor = torch.as_tensor(inv_freq, dtype=torch.float64), factor
         self.weights = {name: p.detach().double().clone().requires_grad_() for name, p in model.named_parameters()}
         self.sliding = model.config.sliding_window if model.config.model_type == "mistral" else None
+        self.distance = distance
         self.memory: dict[int, list[list[Pair]]] = {}
 
     def forget(self, row: int) -> None:
@@ -125,7 +127,7 @@ class ReferenceReader:
     ) -> Vector:
         shared = head // (self.config.num_attention_heads // self.config.num_key_value_heads)
         query = self._rotated(query, start + place)
-        old = [self._rotated(key[shared], start - 1) for key, _ in memory]
+        old = [self._rotated(key[shared], start - self.distance) for key, _ in memory]
         visible = range(0 if self.sliding is None else max(0, place - self.sliding + 1), place + 1)
         new = [self._rotated(pairs[seen][0][shared], start + seen) for seen in visible]
         old_values = [value[shared] for _, value in memory]

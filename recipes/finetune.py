@@ -78,7 +78,8 @@ def load_model(recipe: Recipe, folder: Path) -> Any:
     fit_length(
         model, recipe.length
     )  # dynamic and longrope: the frequencies of the full length, in short documents too
-    isolate_documents(model)
+    if recipe.reading is None:  # whose rows hold one sequence each
+        isolate_documents(model)
     if recipe.tuning != "full":
         model = add_adapters(model, recipe.adapters)
     apply_preset(model, recipe.memory, offload=recipe.offload)

@@ -230,7 +230,8 @@ def collate(windows: Sequence[Window], length: int, pad: int) -> dict[str, Any]:
         pad: What fills the rows on the right.
 
     Returns:
-        `input_ids`, `labels` (-100 behind the end) and `position_ids` from 0, int64 `(batch, length)`.
+        `input_ids`, `labels` (-100 behind the end), `attention_mask` and `position_ids` from 0, int64
+        `(batch, length)`.
     """
     import torch
 
@@ -239,4 +240,5 @@ def collate(windows: Sequence[Window], length: int, pad: int) -> dict[str, Any]:
     for row, window in enumerate(windows):
         tokens = torch.from_numpy(np.asarray(window.tokens, dtype=np.int64))
         ids[row, : len(tokens)] = labels[row, : len(tokens)] = tokens
-    return {"input_ids": ids, "labels": labels, "position_ids": torch.arange(length).repeat(len(windows), 1)}
+    mask, positions = (labels != IGNORED).long(), torch.arange(length).repeat(len(windows), 1)
+    return {"input_ids": ids, "labels": labels, "attention_mask": mask, "position_ids": positions}

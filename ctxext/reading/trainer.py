@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 from torch.utils.data import Dataset
 
 from ctxext.checkpoint.files import read_json, write_json
 from ctxext.data.tokens import TokenStore
+from ctxext.reading.memory import add_memory
+from ctxext.reading.memory_attention import Remembered
 from ctxext.reading.server import IGNORED, DataServer, StoredDocuments, Window, collate
 from ctxext.training.arguments import Recipe
 from ctxext.training.trainer import ContextTrainer
@@ -89,9 +93,14 @@ class ReadingTrainer(ContextTrainer):
     def __init__(
         self, model: Any, args: Any, recipe: Recipe, turns: Turns, tokenizer: Any, server: DataServer, pad: int
     ) -> None:
+        assert recipe.reading is not None
         self.server, self.pad = server, pad
-        self._confidences: list[float] = []
+        self._windows: list[Window] = []  # of this step
+        self._confidences: list[float] = []  # of those of them that were read
         self._logged = (0, 0)
+        remembering = recipe.reading.memory
+        self.memory = None if remembering is None else add_memory(model, remembering.config())
+        self._remembered: dict[int, Remembered | None] = {}  # by micro-batch
         super().__init__(model, args, recipe, turns, tokenizer)  # type: ignore[arg-type]
 
     def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: Any) -> Any:
@@ -99,18 +108,26 @@ class ReadingTrainer(ContextTrainer):
         return super().get_batch_samples(self._served(epoch_iterator, num_batches), num_batches, device)
 
     def _served(self, turns: Iterator[Any], count: int) -> Iterator[dict[str, torch.Tensor]]:
-        windows, size = self.server.windows(), int(self.args.train_batch_size)
+        self._windows = self.server.windows()
         for number, _ in enumerate(islice(turns, count)):
-            yield self._batch(windows[number * size : (number + 1) * size])
+            yield collate(self._rows(number), self.recipe.length, self.pad)
 
-    def _batch(self, windows: list[Window]) -> dict[str, torch.Tensor]:
-        return collate(windows, self.recipe.length, self.pad)
+    def _rows(self, micro: int) -> list[Window]:
+        """Return the windows of a micro-batch of this step."""
+        size = int(self.args.train_batch_size)
+        return self._windows[micro * size : (micro + 1) * size]
 
     def compute_loss(
         self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
         """Return the loss; tell the server what the rows' windows were like once all of the step are read."""
+        micro = len(self._confidences) // int(self.args.train_batch_size)
+        if self.memory is not None:
+            self.memory.remembered = self._remembered.get(micro)
+            self.memory.reset([window.fresh for window in self._rows(micro)])
         loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
+        if self.memory is not None:
+            self._remembered[micro] = self.memory.remembered
         self._confidences += self._pooled(outputs["logits"].detach(), inputs["labels"])
         if len(self._confidences) == self.server.rows:
             self.server.advance(self._confidences)
@@ -135,17 +152,49 @@ class ReadingTrainer(ContextTrainer):
             self._logged = (self.server.read, self.server.skipped)
         super().log(logs, *args, **kwargs)
 
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Within it the model is evaluated without what it remembers of its training."""
+        if self.memory is None:
+            yield
+            return
+        self.memory.reset()
+        with self.memory.frozen():
+            yield
+
     def save_stream(self, folder: Path) -> None:
-        """Save where this process's rows are."""
-        write_json(folder / self._state_name, self.server.state())
+        """Save where this process's rows are and what they remember."""
+        write_json(folder / f"{self._state_name}.json", self.server.state())
+        tensors = {}
+        for micro, remembered in self._remembered.items():
+            if remembered is not None:
+                tensors[f"{micro}.valid"] = remembered.valid
+                for layer, (key, value) in enumerate(remembered.layers):
+                    tensors |= {f"{micro}.{layer}.key": key, f"{micro}.{layer}.value": value}
+        if tensors:
+            save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, self._memory_file(folder))
 
     def train(self, resume_from_checkpoint: Any = None, **kwargs: Any) -> Any:
         """Train, from where a checkpoint's readers were if there is one."""
         if resume_from_checkpoint:
-            self.server.load_state(read_json(Path(resume_from_checkpoint) / self._state_name))
+            folder = Path(resume_from_checkpoint)
+            self.server.load_state(read_json(folder / f"{self._state_name}.json"))
             self._logged = (self.server.read, self.server.skipped)
+            if self.memory is not None:
+                self._load_memory(folder)
         return super().train(resume_from_checkpoint=resume_from_checkpoint, **kwargs)
+
+    def _load_memory(self, folder: Path) -> None:
+        device = "cpu" if self.memory is not None and self.memory.config.offload else str(self.args.device)
+        tensors = load_file(self._memory_file(folder), device=device)
+        for micro in sorted({int(name.split(".")[0]) for name in tensors}):
+            count = sum(name.startswith(f"{micro}.") and name.endswith(".key") for name in tensors)
+            layers = [(tensors[f"{micro}.{n}.key"], tensors[f"{micro}.{n}.value"]) for n in range(count)]
+            self._remembered[micro] = Remembered(layers, tensors[f"{micro}.valid"].to(self.args.device))
+
+    def _memory_file(self, folder: Path) -> Path:
+        return folder / f"{self._state_name}.memory"  # not a name that loaders take for weights
 
     @property
     def _state_name(self) -> str:
-        return f"reader-{self.args.process_index}.json"
+        return f"reader-{self.args.process_index}"

@@ -123,6 +123,43 @@ class Lora(BaseModel):
     embeddings_and_norms: bool = False
 
 
+class ReadingMemory(BaseModel):
+    """What rows remember of their documents; see `ctxext.reading.memory.MemoryConfig`.
+
+    Attributes:
+        size: Tokens that a row remembers, at every layer.
+        top_k: Keys that a query reads of window and memory; all by default.
+        gate: Learn by head how much to read of the memory.
+        sinks: First tokens of a document that are never forgotten.
+        distance: Tokens before the window at which all that is remembered is read.
+        offload: Keep the memory in the host's memory.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    size: int = 1536
+    top_k: int | None = None
+    gate: bool = False
+    sinks: int = 0
+    distance: int = 1
+    offload: bool = False
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        self.config()
+        return self
+
+    def config(self) -> Any:
+        """Return the `MemoryConfig`.
+
+        Raises:
+            ValueError: With all values that are out of range.
+        """
+        from ctxext.reading.memory import MemoryConfig
+
+        return MemoryConfig(**self.model_dump())
+
+
 class Reading(BaseModel):
     """Random-access reading (arXiv 2405.13216): how far each row skips after a window; see `ctxext.reading`.
 
@@ -132,6 +169,7 @@ class Reading(BaseModel):
         pooling: How a window's losses become one: `mean`, `exponential-decay` or `last`.
         decay: Of `exponential-decay`, between 0 and 1.
         scope: What the policy sees the end of: a `document`, or the `stream` of all documents.
+        memory: What rows remember of their documents; nothing by default.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -141,6 +179,7 @@ class Reading(BaseModel):
     pooling: str = "mean"
     decay: float = 0.99
     scope: Literal["document", "stream"] = "document"
+    memory: ReadingMemory | None = None
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -245,6 +284,10 @@ class Recipe(BaseModel):
             )
         if any(source.kind != "text" for source in self.data.sources):
             problems.append("reading takes sources of kind text only")
+        if self.reading.memory is not None and self.reading.memory.gate and self.tuning != "full":
+            problems.append(
+                f"reading.memory.gate is trained with tuning 'full' only, not {self.tuning!r}: leave it out"
+            )
         return problems
 
     def _memory_problems(self) -> list[str]:

@@ -93,7 +93,8 @@ class Evaluations(TrainerCallback):  # type: ignore[misc]
         model.eval()
         generator = torch.random.get_rng_state()
         for name, evaluation in self.evaluations.items():
-            metrics = evaluate(evaluation, Session(model, self.tokenizer, self.batch_size)).metrics
+            with self.trainer.evaluating():
+                metrics = evaluate(evaluation, Session(model, self.tokenizer, self.batch_size)).metrics
             self.trainer.log({f"eval_{name}_{key}": value for key, value in metrics.items()})
         torch.random.set_rng_state(generator)
         model.train(was_training)

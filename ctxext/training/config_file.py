@@ -165,10 +165,10 @@ def _described(item: Any, own: Mapping[str, Any]) -> str:
 def _keys_beside(path: Sequence[Any]) -> list[str]:
     """Return the keys that are allowed where an unknown one stands."""
     from ctxext.data.sources import Source
-    from ctxext.training.arguments import Data, Lora, Reading
+    from ctxext.training.arguments import Data, Lora, Reading, ReadingMemory
 
     sections: dict[str, type[pydantic.BaseModel]] = {"lora": Lora, "reading": Reading}
-    model = sections.get(path[0], Recipe)
+    model = ReadingMemory if path[:2] == ("reading", "memory") else sections.get(path[0], Recipe)
     if path[0] == "data":
         model = Source if "sources" in path[:-1] else Data
     return list(model.model_fields)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -125,6 +126,11 @@ class ContextTrainer(Trainer):  # type: ignore[misc]
         if self.args.should_save:
             drop_old(Path(self.args.output_dir), self.args.save_total_limit)
         self.accelerator.wait_for_everyone()
+
+    @contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Within it the model is evaluated; what training has in the model must not be in the way."""
+        yield
 
     def save_stream(self, folder: Path) -> None:
         """Save where this process is in its data; packs follow from the step alone."""

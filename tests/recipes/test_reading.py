@@ -17,8 +17,8 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from ctxext.data.tokens import TokenRules, open_store
-from ctxext.reading.server import DataServer
-from ctxext.reading.trainer import ReadingTrainer
+from ctxext.reading.memory import Memory
+from ctxext.reading.server import DataServer, collate
 from ctxext.recipes import finetune
 from ctxext.training.config_file import ConfigError
 from ctxext.training.recipe_files import recipe_root
@@ -45,12 +45,12 @@ def test_the_windows_of_a_run_are_those_of_equation_1(
 ) -> None:
     """With a rate of 0 the model stays what it was, and every window and skip can be worked out from its losses."""
     batches: list[list[list[int]]] = []
-    batch = ReadingTrainer._batch
-    monkeypatch.setattr(
-        ReadingTrainer,
-        "_batch",
-        lambda self, windows: (batches.append([w.tokens.tolist() for w in windows]), batch(self, windows))[1],
-    )
+
+    def noted(windows: Any, length: int, pad: int) -> Any:
+        batches.append([window.tokens.tolist() for window in windows])
+        return collate(windows, length, pad)
+
+    monkeypatch.setattr("ctxext.reading.trainer.collate", noted)
     path = reading(max_steps=8, learning_rate=0.0, per_device_train_batch_size=2)  # two micro-batches of two rows
     final = run(path)
     model = AutoModelForCausalLM.from_pretrained(byte_models()).eval()
@@ -98,6 +98,52 @@ def test_a_resumed_run_reads_on_where_it_was(reading: Callable[..., Path], tmp_p
     assert states[0] == states[1] and states[0]["skipped"] > 0
     with pytest.raises(ConfigError, match="holds another run: reading differ"):
         run(path, "--output_dir", str(broken), "--reading.rate", "8")
+
+
+MEMORY = {"rate": 16, "threshold": 12.0, "memory": {"size": 48, "top_k": 40, "gate": True}}
+
+
+def test_a_run_with_a_memory_resumes_and_accumulates(reading: Callable[..., Path], tmp_path: Path) -> None:
+    """What rows remember is saved, belongs to the rows of a micro-batch, and is out of the way of evaluations."""
+    evaluations = {"perplexity": {"data": "python-docs", "length": 32, "stride": 0, "max_windows": 3}}
+    more = {"evaluations": evaluations, "evaluate_every": 3, "save_at": [2]}
+    path = reading(reading=MEMORY, max_steps=6, save_steps=6, learning_rate=1e-3, **more)
+    whole = run(path, "--output_dir", str(tmp_path / "whole"), "--per_device_train_batch_size", "2")
+    broken = tmp_path / "broken"
+    shutil.copytree(tmp_path / "whole", broken)
+    for name in ("final", "checkpoint-6"):
+        shutil.rmtree(broken / name)
+    assert (broken / "checkpoint-2" / "reader-0.memory").exists()
+    resumed = run(path, "--output_dir", str(broken), "--per_device_train_batch_size", "2")
+    assert log(broken) == log(tmp_path / "whole")
+    assert (resumed / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
+    assert any(name.endswith("memory_gate") for name in load_file(whole / "model.safetensors"))
+    run(path, "--output_dir", str(tmp_path / "at-once"), "--per_device_train_batch_size", "4")
+    run(path, "--output_dir", str(tmp_path / "without"), "--reading.memory", "null")
+    names = ("whole", "at-once", "without")
+    losses = {name: [line["loss"] for line in log(tmp_path / name) if "loss" in line] for name in names}
+    assert losses["at-once"] == pytest.approx(losses["whole"], rel=1e-3)
+    assert losses["without"][0] == pytest.approx(losses["at-once"][0], rel=1e-6), "nothing is remembered yet"
+    assert abs(losses["without"][1] - losses["at-once"][1]) > 1e-4
+    with pytest.raises(ConfigError, match="size 0 must be at least 1 token"):
+        run(reading(reading={"memory": {"size": 0}}))
+    with pytest.raises(ConfigError, match="reading.memory.gate is trained with tuning 'full' only, not 'lora'"):
+        run(reading(reading=MEMORY, tuning="lora"))
+
+
+def test_rows_forget_where_a_document_begins(reading: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[list[bool]] = []
+    forgotten: list[list[bool]] = []
+
+    def noted(windows: Any, length: int, pad: int) -> Any:
+        begun.append([window.fresh for window in windows])
+        return collate(windows, length, pad)
+
+    reset = Memory.reset
+    monkeypatch.setattr("ctxext.reading.trainer.collate", noted)
+    monkeypatch.setattr(Memory, "reset", lambda self, rows: (forgotten.append(list(rows)), reset(self, rows))[1])
+    run(reading(reading=MEMORY, max_steps=12))
+    assert forgotten == begun and any(map(any, begun[1:])) and not all(map(any, begun[1:]))
 
 
 @pytest.mark.slow

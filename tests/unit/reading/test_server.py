@@ -145,6 +145,7 @@ def test_batches():
     batch = collate(server.windows(), 5, pad=7)
     assert batch["input_ids"].tolist() == [[0, 1, 2, 7, 7], [1000, 1001, 1002, 1003, 1004]]
     assert batch["labels"].tolist() == [[0, 1, 2, -100, -100], [1000, 1001, 1002, 1003, 1004]]
+    assert batch["attention_mask"].tolist() == [[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]]
     assert batch["position_ids"].tolist() == [[0, 1, 2, 3, 4]] * 2 and batch["labels"].dtype == torch.int64
 
 

@@ -40,8 +40,8 @@ def test_a_skip_is_a_multiple_of_the_rate_within_what_remains(rate, threshold, c
     assert skipped % rate == 0
     steps = max(0, remaining) // rate
     if confidence > 0:  # in exact fractions; the quotient of floats may round up to a whole number
-        exact = Fraction(threshold) / Fraction(confidence)
-        assert skipped // rate in {min(steps, math.floor(exact)), min(steps, math.floor(threshold / confidence))}
+        exact, rounded = Fraction(threshold) / Fraction(confidence), threshold / confidence
+        assert skipped // rate in {min(steps, math.floor(exact)), steps if rounded >= steps else math.floor(rounded)}
     else:
         assert skipped // rate == steps
 

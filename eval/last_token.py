@@ -13,9 +13,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from ctxext.data.corpora import open_corpus
 from ctxext.data.documents import Document, documents_hash
-from ctxext.evaluation.base import Evaluation, Plan, Plot, Session, Summary, Unit, option
+from ctxext.evaluation.base import Plan, Plot, Session, Summary, Unit, option
+from ctxext.evaluation.corpus import CorpusEvaluation
 from ctxext.evaluation.scoring import TokenScorer
 from ctxext.evaluation.windows import evenly_spaced
 
@@ -41,23 +41,15 @@ def parse_lengths(text: str) -> list[int]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LastToken(Evaluation):
+class LastToken(CorpusEvaluation):
     """Perplexity of last tokens by the number of tokens before them."""
 
     name: ClassVar[str] = "last-token"
     description: ClassVar[str] = "perplexity of the same tokens by how many are read before them"
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {"sandwich": {"segments": SEGMENTS}}
 
-    data: str = option(
-        "sympy-source", "a corpus by name, or a .txt, .jsonl, .jsonl.zst, .parquet file or a folder", scored=False
-    )
     lengths: str = option("256,512,1024,2048", "tokens read before the scored one, comma-separated")
     segments: int = option(SEGMENTS, "segments, evenly spaced over the documents")
-    split: str | None = option(None, "another split of the corpus", scored=False)
-    column: str | None = option(None, "the column that holds the text", scored=False)
-    data_id: str | None = option(None, "another Hub repository for the corpus", scored=False)
-    data_config: str | None = option(None, "another configuration of the Hub repository", scored=False)
-    data_revision: str | None = option(None, "another revision of the Hub repository", scored=False)
 
     def __post_init__(self) -> None:
         parse_lengths(self.lengths)
@@ -74,14 +66,7 @@ class LastToken(Evaluation):
 
     def plan(self, session: Session) -> Plan:
         """Choose the segments: evenly spaced over all tokens that have the longest history before them."""
-        corpus = open_corpus(
-            self.data,
-            split=self.split,
-            column=self.column,
-            data_id=self.data_id,
-            data_config=self.data_config,
-            data_revision=self.data_revision,
-        )
+        corpus = self.open_corpus()
         plan = Plan(units=[])
         kept, documents = self._documents(session, corpus.documents(), plan)
         longest = self.evaluated_length()

@@ -22,10 +22,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from ctxext.data.corpora import Corpus, open_corpus
+from ctxext.data.corpora import Corpus
 from ctxext.data.documents import Document, documents_hash
-from ctxext.evaluation.base import Evaluation, Plan, Plot, Session, Summary, Unit, option
+from ctxext.evaluation.base import Plan, Plot, Session, Summary, Unit, option
 from ctxext.evaluation.bos import BOS_HELP, bos_token, check_bos_rule
+from ctxext.evaluation.corpus import CorpusEvaluation
 from ctxext.evaluation.scoring import TokenScorer, bucket_edges
 from ctxext.evaluation.windows import WINDOW_RULES, Tokens, Window, evenly_spaced, joined
 
@@ -44,7 +45,7 @@ class Job:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Perplexity(Evaluation):
+class Perplexity(CorpusEvaluation):
     """Perplexity and loss by position on a corpus."""
 
     name: ClassVar[str] = "perplexity"
@@ -62,9 +63,6 @@ class Perplexity(Evaluation):
         "non-overlapping": {"stride": 0},
     }
 
-    data: str = option(
-        "sympy-source", "a corpus by name, or a .txt, .jsonl, .jsonl.zst, .parquet file or a folder", scored=False
-    )
     length: int = option(2048, "window: the most tokens read before a prediction")
     stride: int = option(256, "tokens from one window to the next; 0 means the length (windows do not overlap)")
     windows: str = option(
@@ -82,11 +80,6 @@ class Perplexity(Evaluation):
     buckets: str = option(
         "16", "loss by position: a number of even buckets, or edges such as 256,1024,4096", scored=False
     )
-    split: str | None = option(None, "another split of the corpus", scored=False)
-    column: str | None = option(None, "the column that holds the text", scored=False)
-    data_id: str | None = option(None, "another Hub repository for the corpus", scored=False)
-    data_config: str | None = option(None, "another configuration of the Hub repository", scored=False)
-    data_revision: str | None = option(None, "another revision of the Hub repository", scored=False)
 
     def __post_init__(self) -> None:
         wrong = []
@@ -139,14 +132,7 @@ class Perplexity(Evaluation):
 
     def _sequences(self, session: Session, plan: Plan) -> list[Tokens]:
         """Read the corpus; return what windows will run over, and state in `plan` what was read."""
-        corpus = open_corpus(
-            self.data,
-            split=self.split,
-            column=self.column,
-            data_id=self.data_id,
-            data_config=self.data_config,
-            data_revision=self.data_revision,
-        )
+        corpus = self.open_corpus()
         bos = bos_token(session.tokenizer, self.bos)
         head = [] if bos is None else [bos]
         plan.notes.append(f"begin-of-sequence token {'none' if bos is None else bos} at each document's start")

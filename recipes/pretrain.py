@@ -5,7 +5,8 @@
 It trains a byte-level BPE tokenizer on sympy-source's training split, then the model on rows of `window` tokens of the
 same text, a share of which begin with a passkey prompt no longer than the window. `tiny-run/final` is the model in
 bfloat16. Every TrainingArgument of transformers can be given too, such as `--max_steps 200 --torch_compile false`.
-Nothing of the held-out split is read; the keys and filler offsets by which the model is tested are left out.
+Nothing of the held-out split is read; the keys and filler offsets by which the model is tested are left out. With
+`--max_steps 0` the model stays as it was drawn: what `finetune.py` trains by random-access reading from the start.
 """
 
 from __future__ import annotations
@@ -260,9 +261,10 @@ def pretrain(organism: Organism, args: TrainingArguments) -> Path:
     model = make_model(tokenizer, organism)
     print(f"{sum(p.numel() for p in model.parameters()):,} parameters", file=sys.stderr)
     trainer = Trainer(model, args, train_dataset=rows, processing_class=tokenizer)
-    trainer.train(
-        resume_from_checkpoint=get_last_checkpoint(args.output_dir) if Path(args.output_dir).is_dir() else None
-    )
+    if args.max_steps:
+        trainer.train(
+            resume_from_checkpoint=get_last_checkpoint(args.output_dir) if Path(args.output_dir).is_dir() else None
+        )
     final = Path(args.output_dir) / "final"
     if trainer.is_world_process_zero():
         save_final(trainer.accelerator.unwrap_model(trainer.model), tokenizer, final)

@@ -72,7 +72,9 @@ class TokenScorer:
         tolerance = PROBE_TOLERANCE.get(str(self.model.dtype).removeprefix("torch."), 3e-2)
         return bool((ours - wanted).abs().max() <= tolerance * wanted.abs().max())
 
-    def _nll_of_rows(self, logits_of: Callable[[int, int], torch.Tensor], targets: torch.Tensor) -> torch.Tensor:
+    def _nll_of_rows(
+        self, logits_of: Callable[[int, int], torch.Tensor], targets: torch.Tensor, own: bool
+    ) -> torch.Tensor:
         """Return the float32 losses in nats of `targets` `(tokens,)`, a bounded number of logits at a time."""
         import torch
 
@@ -81,16 +83,17 @@ class TokenScorer:
         for start in range(0, len(targets), rows):
             logits = logits_of(start, start + rows)
             wanted = targets[start : start + rows].to(logits.device)
-            chosen = logits.gather(-1, wanted[:, None])[:, 0]
+            chosen = logits.amax(dim=-1) if own else logits.gather(-1, wanted[:, None])[:, 0]
             losses.append((torch.logsumexp(logits, dim=-1) - chosen).cpu())
         return torch.cat(losses)
 
-    def nll(self, input_ids: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    def nll(self, input_ids: torch.Tensor, targets: torch.Tensor, own: bool = False) -> torch.Tensor:
         """Return the loss of every wanted prediction of a batch of windows, read at once without a cache.
 
         Args:
             input_ids: the windows' tokens, `(batch, length)`.
             targets: the token that follows each position, `(batch, length)`; negative where it is not to be scored.
+            own: score the token that the model gives the largest probability in place of the target.
 
         Returns:
             Losses in nats, float32 on the CPU, `(scored,)`, row by row in order of position.
@@ -105,12 +108,12 @@ class TokenScorer:
             if self.split:
                 hidden = self._hidden(input_ids.to(device))
                 chosen = hidden[wanted.to(hidden.device)]
-                losses = self._nll_of_rows(lambda start, stop: self._logits(chosen[start:stop]), flat_targets)
+                losses = self._nll_of_rows(lambda start, stop: self._logits(chosen[start:stop]), flat_targets, own)
             else:
                 columns = wanted.any(dim=0).nonzero()[:, 0]
                 logits = self.model(input_ids=input_ids.to(device), use_cache=False, logits_to_keep=columns).logits
                 chosen = logits[wanted[:, columns].to(logits.device)]
-                losses = self._nll_of_rows(lambda start, stop: chosen[start:stop].float(), flat_targets)
+                losses = self._nll_of_rows(lambda start, stop: chosen[start:stop].float(), flat_targets, own)
         check_finite(losses, self.model)
         return losses
 

@@ -169,12 +169,19 @@ def best(scores: torch.Tensor, count: int) -> torch.Tensor:
     Args:
         scores: `(..., keys)`, minus infinity for what is hidden.
         count: k, at most as many as there are keys.
+
+    Returns:
+        `count` true ones in a row; all of a row that sees fewer keys than that, hidden ones too.
     """
     least = scores.topk(count, dim=-1, sorted=False).values.amin(dim=-1, keepdim=True)
-    above, equal = scores > least, scores == least
-    room = count - above.sum(dim=-1, keepdim=True)
+    among = scores >= least
+    tied = (among.sum(dim=-1, keepdim=True) > count) & (least > -math.inf)
+    if scores.device.type == "cpu" and not tied.any():  # of a GPU, asking would wait for it
+        return among
+    equal = scores == least
+    room = count - (among & ~equal).sum(dim=-1, keepdim=True)
     from_the_end = equal.flip(-1).cumsum(dim=-1, dtype=torch.int32).flip(-1)
-    return above | (equal & (from_the_end <= room))
+    return among & (~tied | ~equal | (from_the_end <= room))
 
 
 def attend(
@@ -205,8 +212,9 @@ def attend(
         return scaled_dot_product_attention(query, key, value, attn_mask=visible, dropout_p=dropout, scale=scaling)
     wide = torch.promote_types(query.dtype, torch.float32)  # in bf16 different scores would be equal
     scores = (query.to(wide) * scaling) @ key.to(wide).transpose(-1, -2)
-    scores = scores.masked_fill(~visible, -math.inf)
-    scores = scores.masked_fill(~best(scores.detach(), top_k), -math.inf)
+    with torch.no_grad():
+        read = visible & best(scores.masked_fill(~visible, -math.inf), top_k)
+    scores = scores.masked_fill(~read, -math.inf)
     weights = torch.dropout(torch.softmax(scores, dim=-1), dropout, dropout > 0.0)
     return weights.to(value.dtype) @ value
 

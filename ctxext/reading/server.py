@@ -222,23 +222,25 @@ class DataServer:
 
 
 def collate(windows: Sequence[Window], length: int, pad: int) -> dict[str, Any]:
-    """Return windows as a batch in transformers' convention, where a model shifts the labels itself.
+    """Return windows as a batch of transformers: what is read, and what follows each token.
 
     Args:
-        windows: `(batch,)`, of a server whose window is `length - 1`: the last token of a row is predicted only.
-        length: Tokens in a row.
+        windows: `(batch,)`, of a server whose window is `length`: the last token of a row is predicted only.
+        length: L, tokens read in a row.
         pad: What fills the rows on the right.
 
     Returns:
-        `input_ids`, `labels` (-100 behind the end), `attention_mask` and `position_ids` from 0, int64
-        `(batch, length)`.
+        `input_ids`, `labels` (the same tokens), `shift_labels` (the token after each), both -100 behind the end,
+        `attention_mask` and `position_ids` from 0, int64 `(batch, length)`.
     """
     import torch
 
     ids = torch.full((len(windows), length), pad)
-    labels = torch.full((len(windows), length), IGNORED)
+    labels, following = (torch.full((len(windows), length), IGNORED) for _ in range(2))
     for row, window in enumerate(windows):
         tokens = torch.from_numpy(np.asarray(window.tokens, dtype=np.int64))
-        ids[row, : len(tokens)] = labels[row, : len(tokens)] = tokens
+        ids[row, : len(tokens) - 1] = labels[row, : len(tokens) - 1] = tokens[:-1]
+        following[row, : len(tokens) - 1] = tokens[1:]
     mask, positions = (labels != IGNORED).long(), torch.arange(length).repeat(len(windows), 1)
-    return {"input_ids": ids, "labels": labels, "attention_mask": mask, "position_ids": positions}
+    batch = {"input_ids": ids, "labels": labels, "shift_labels": following}
+    return {**batch, "attention_mask": mask, "position_ids": positions}

@@ -34,7 +34,7 @@ def make_server(recipe: Recipe, args: Any, stores: Sequence[TokenStore]) -> Data
     return DataServer(
         StoredDocuments(stores, args.data_seed if args.data_seed is not None else args.seed),
         rows=args.train_batch_size * args.gradient_accumulation_steps,
-        window=recipe.length - 1,  # the last token of a row is predicted only, and begins the next window
+        window=recipe.length,
         policy=recipe.reading.policy,
         scope=recipe.reading.scope,
         rank=args.process_index,
@@ -128,16 +128,16 @@ class ReadingTrainer(ContextTrainer):
         loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
         if self.memory is not None:
             self._remembered[micro] = self.memory.remembered
-        self._confidences += self._pooled(outputs["logits"].detach(), inputs["labels"])
+        self._confidences += self._pooled(outputs["logits"].detach(), inputs["shift_labels"])
         if len(self._confidences) == self.server.rows:
             self.server.advance(self._confidences)
             self._confidences = []
         return (loss, outputs) if return_outputs else loss
 
-    def _pooled(self, logits: torch.Tensor, labels: torch.Tensor) -> list[float]:
-        """Return the pooled loss of each row; `logits` `(batch, length, vocabulary)`, `labels` `(batch, length)`."""
+    def _pooled(self, logits: torch.Tensor, following: torch.Tensor) -> list[float]:
+        """Return the pooled loss of each row; `logits` `(batch, length, vocabulary)`, of the tokens that follow."""
         pooled = []
-        for row, targets in zip(logits[:, :-1], labels[:, 1:], strict=True):
+        for row, targets in zip(logits, following, strict=True):
             known = targets != IGNORED
             losses = torch.nn.functional.cross_entropy(row[known].float(), targets[known], reduction="none")
             pooled.append(self.server.policy.pool(losses.clamp_min(0).tolist()))

@@ -98,6 +98,32 @@ def sandwich_command(
     emit_report(_run_scratch(title, SANDWICH_MODELS, SANDWICH_CHECKS, run, ("last_token",)), as_json)
 
 
+@reproduce_app.command("random-access")
+def random_access_command(
+    output: Output = Path("reproduce-random-access"),
+    seeds: Seeds = "0,1,2",
+    max_steps: Steps = 1000,
+    jobs: Jobs = 0,
+    as_json: Json = False,
+) -> None:
+    """Random-access reading (arXiv 2405.13216): 14 small models a seed, read in order; many hours on 2 cores."""
+    import os
+
+    from ctxext.reproduce.reading import Settings, run_all
+    from ctxext.reproduce.reading_claims import check, wanted
+    from ctxext.reproduce.reading_report import write_report
+
+    _check_size(max_steps, jobs)
+    settings = Settings(steps=max_steps, tuning_steps=max(1, max_steps // 4))
+    results = run_all(wanted(_numbers("seeds", seeds), settings), settings, output, jobs or os.cpu_count() or 1)
+    emit_report(write_report(results, check(results, settings), settings, output), as_json)
+
+
+def _check_size(steps: int, jobs: int) -> None:
+    if steps < 1 or jobs < 0:
+        raise ValueError(f"--max-steps {steps} must be at least 1, and --jobs {jobs} not negative")
+
+
 def _run_scratch(
     title: str,
     models: Any,
@@ -116,8 +142,7 @@ def _run_scratch(
     from ctxext.reproduce.scratch_report import write_report
 
     output, seeds, steps, jobs = run
-    if steps < 1 or jobs < 0:
-        raise ValueError(f"--max-steps {steps} must be at least 1, and --jobs {jobs} not negative")
+    _check_size(steps, jobs)
     settings = Settings(steps=steps)
     wanted = [dataclasses.replace(model, seed=seed) for seed in _numbers("seeds", seeds) for model in models]
     results = run_models(wanted, settings, output, jobs or os.cpu_count() or 1)

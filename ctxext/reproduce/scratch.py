@@ -7,17 +7,16 @@ three protocols. Every model's result is one file, so an interrupted experiment 
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ctxext.checkpoint.files import read_json, write_json
+from ctxext.reproduce.apart import run_apart
 from ctxext.reproduce.pi import claim_folder, fast_bfloat16, stage
 from ctxext.training.recipe_files import recipe_root
 
@@ -104,33 +103,15 @@ def run_models(models: Sequence[Model], settings: Settings, output: Path, jobs: 
     """
     claim_folder(output, json.loads(json.dumps(asdict(settings))))
     missing = [model for model in models if not (output / "results" / f"{model.name}.json").exists()]
-    done = 0
-
-    def run(model: Model) -> None:
-        nonlocal done
-        _run_apart(model, settings, output, max(1, (os.cpu_count() or 1) // jobs))
-        done += 1
-        print(f"- {done} of {len(missing)}: {model.name}", file=sys.stderr, flush=True)
-
-    with stage(f"{len(missing)} models to train, {jobs} at once"), ThreadPoolExecutor(jobs) as pool:
-        list(pool.map(run, missing))
+    jobs_of = {
+        model.name: {"model": asdict(model), "settings": asdict(settings), "output": str(output)} for model in missing
+    }
+    with stage(f"{len(missing)} models to train, {jobs} at once"):
+        run_apart("ctxext.reproduce.scratch", jobs_of, output, jobs)
     found: Results = {}
     for model in models:
         found.setdefault(model.label, []).append(read_json(output / "results" / f"{model.name}.json"))
     return found
-
-
-def _run_apart(model: Model, settings: Settings, output: Path, threads: int) -> None:
-    """Train and measure one model in a process of its own."""
-    log = output / "logs" / f"{model.name}.txt"
-    log.parent.mkdir(parents=True, exist_ok=True)
-    job = {"model": asdict(model), "settings": asdict(settings), "output": str(output)}
-    command = [sys.executable, "-m", "ctxext.reproduce.scratch", json.dumps(job)]
-    environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false"}
-    with log.open("w", encoding="utf-8") as file:
-        code = subprocess.run(command, stdout=file, stderr=file, env=environment).returncode
-    if code:
-        raise ValueError(f"{model.name} ended with exit code {code}; its log is {log}")
 
 
 def train(model: Model, settings: Settings, folder: Path) -> Path:

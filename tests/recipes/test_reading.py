@@ -23,12 +23,12 @@ from ctxext.recipes import finetune
 from ctxext.training.config_file import ConfigError
 from ctxext.training.recipe_files import recipe_root
 
-SKIPPING = {"method": None, "length": 33, "reading": {"rate": 16, "threshold": 12.0}, "batch_size": 4}
+SKIPPING = {"method": None, "length": 32, "reading": {"rate": 16, "threshold": 12.0}, "batch_size": 4}
 
 
 @pytest.fixture
 def reading(write_recipe: Callable[..., Path]) -> Callable[..., Path]:
-    """Return a function that writes a small recipe whose rows read windows of 33 tokens."""
+    """Return a function that writes a small recipe whose rows read windows of 32 tokens."""
     return lambda **changes: write_recipe(**{**SKIPPING, **changes})
 
 

@@ -41,7 +41,7 @@ def test_a_model_is_trained_measured_reported_and_taken_up(tmp_path: Path, monke
     assert weights.dtype == torch.bfloat16 and weights.model.score_bias.kernel.log_r1.dtype == torch.float32
     answer = write_report("small", results, [], SMALL, tmp_path / "out", ("last_token",))
     assert "| kerple_log | 1 |" in Path(answer["report"]).read_text() and Path(answer["pictures"][0]).exists()
-    monkeypatch.setattr(scratch, "_run_apart", lambda *a: pytest.fail("a finished model was trained again"))
+    monkeypatch.setattr(scratch, "run_apart", lambda module, jobs, *rest: jobs and pytest.fail("trained again"))
     assert run_models(models, SMALL, tmp_path / "out", jobs=1) == results
 
 

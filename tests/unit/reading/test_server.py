@@ -142,11 +142,12 @@ def test_reading_ends_in_finitely_many_steps():
 
 def test_batches():
     server = DataServer(Counted([3, 40]), rows=2, window=4, policy=SkipPolicy())
-    batch = collate(server.windows(), 5, pad=7)
-    assert batch["input_ids"].tolist() == [[0, 1, 2, 7, 7], [1000, 1001, 1002, 1003, 1004]]
-    assert batch["labels"].tolist() == [[0, 1, 2, -100, -100], [1000, 1001, 1002, 1003, 1004]]
-    assert batch["attention_mask"].tolist() == [[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]]
-    assert batch["position_ids"].tolist() == [[0, 1, 2, 3, 4]] * 2 and batch["labels"].dtype == torch.int64
+    batch = collate(server.windows(), 4, pad=7)
+    assert batch["input_ids"].tolist() == [[0, 1, 7, 7], [1000, 1001, 1002, 1003]]
+    assert batch["labels"].tolist() == [[0, 1, -100, -100], [1000, 1001, 1002, 1003]]
+    assert batch["shift_labels"].tolist() == [[1, 2, -100, -100], [1001, 1002, 1003, 1004]]
+    assert batch["attention_mask"].tolist() == [[1, 1, 0, 0], [1, 1, 1, 1]]
+    assert batch["position_ids"].tolist() == [[0, 1, 2, 3]] * 2 and batch["labels"].dtype == torch.int64
 
 
 def test_what_cannot_be():

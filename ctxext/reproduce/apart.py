@@ -12,6 +12,11 @@ from pathlib import Path
 from typing import Any
 
 
+def cores() -> int:
+    """Return how many cores this process may use (`taskset` and batch systems give fewer than there are)."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
 def run_apart(module: str, jobs: Mapping[str, Mapping[str, Any]], output: Path, parallel: int) -> None:
     """Run `python -m module JOB` for every job, and say on stderr what is done.
 
@@ -24,7 +29,7 @@ def run_apart(module: str, jobs: Mapping[str, Mapping[str, Any]], output: Path, 
     Raises:
         ValueError: If a process fails; names its log.
     """
-    threads = max(1, (os.cpu_count() or 1) // parallel)
+    threads = max(1, cores() // parallel)
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false"}
     done = 0
 

@@ -107,15 +107,14 @@ def random_access_command(
     as_json: Json = False,
 ) -> None:
     """Random-access reading (arXiv 2405.13216): 14 small models a seed, read in order; many hours on 2 cores."""
-    import os
-
+    from ctxext.reproduce.apart import cores
     from ctxext.reproduce.reading import Settings, run_all
     from ctxext.reproduce.reading_claims import check, wanted
     from ctxext.reproduce.reading_report import write_report
 
     _check_size(max_steps, jobs)
     settings = Settings(steps=max_steps, tuning_steps=max(1, max_steps // 4))
-    results = run_all(wanted(_numbers("seeds", seeds), settings), settings, output, jobs or os.cpu_count() or 1)
+    results = run_all(wanted(_numbers("seeds", seeds), settings), settings, output, jobs or cores())
     emit_report(write_report(results, check(results, settings), settings, output), as_json)
 
 
@@ -134,8 +133,8 @@ def _run_scratch(
 ) -> dict[str, Any]:
     """Train, measure and report; `run` is output, seeds, steps and jobs."""
     import dataclasses
-    import os
 
+    from ctxext.reproduce.apart import cores
     from ctxext.reproduce.scratch import Settings, run_models
     from ctxext.reproduce.scratch_claims import check
     from ctxext.reproduce.scratch_cost import measure_cost
@@ -145,7 +144,7 @@ def _run_scratch(
     _check_size(steps, jobs)
     settings = Settings(steps=steps)
     wanted = [dataclasses.replace(model, seed=seed) for seed in _numbers("seeds", seeds) for model in models]
-    results = run_models(wanted, settings, output, jobs or os.cpu_count() or 1)
+    results = run_models(wanted, settings, output, jobs or cores())
     found = check(results, settings.window, checks, measure_cost(output) if cost else None)
     return write_report(title, results, found, settings, output, protocols)
 

@@ -20,14 +20,14 @@ TITLE = "Random-access reading, reproduced in small"
 
 def write_report(results: Results, claims: Sequence[Claim], settings: Settings, output: Path) -> dict[str, Any]:
     """Draw the picture and write `report.md` and `report.json` into `output`; return what the latter holds."""
-    picture = _draw(results, output)
+    pictures = _draw(results, output)
     trained = (
         f"{settings.steps} steps of {settings.tokens_per_step} tokens in {'bfloat16' if settings.bf16 else 'float32'} "
         f"({settings.tuning_steps} of fine-tuning), L = {settings.window}, documents of at least {settings.document} "
         f"tokens; perplexity of {settings.documents} held-out documents, {settings.read} windows of each in order"
     )
     lines = [f"# {TITLE}", "", *claims_table(claims), "", f"Every model: {trained}.", "", *_table(results), ""]
-    lines += [f"![{picture.name}]({picture.name})"]
+    lines += [f"![{path.name}]({path.name})" for path in pictures]
     (output / REPORT).write_text("\n".join(lines) + "\n", encoding="utf-8")
     answer = {
         "title": TITLE,
@@ -35,7 +35,7 @@ def write_report(results: Results, claims: Sequence[Claim], settings: Settings, 
         "results": results,
         "trained": trained,
         "versions": versions(),
-        "pictures": [str(picture)],
+        "pictures": [str(path) for path in pictures],
         "report": str(output / REPORT),
     }
     write_json(output / TABLE, answer)
@@ -59,9 +59,15 @@ def _at_the_end(skips: Sequence[Sequence[float]]) -> float:
     return statistics.fmean(value for _, value in skips[-max(1, len(skips) // 4) :])
 
 
-def _draw(results: Results, output: Path) -> Path:
-    """Draw the tokens skipped after a window, by step (the paper's figure 4)."""
-    shared = {"id": "skips", "x_label": "step", "y_label": "tokens skipped after a window", "kind": "log-line"}
+def _draw(results: Results, output: Path) -> list[Path]:
+    """Draw the tokens skipped after a window, by step (the paper's figure 4); nothing where nothing was skipped."""
+    shared = {
+        "id": "skips",
+        "x_label": "step",
+        "y_label": "tokens skipped after a window",
+        "kind": "log-line",
+        "mark_window": False,
+    }
     curves = []
     for label, rows in results.items():
         skips = rows[0].get("skips") or []
@@ -71,4 +77,4 @@ def _draw(results: Results, output: Path) -> Path:
             steps = [points[-1][0] for points in parts]
             values = [statistics.fmean(value for _, value in points) or None for points in parts]
             curves.append((label, {**shared, "title": "skipping grows as the model learns", "x": steps, "y": values}))
-    return draw_curves(curves, output / "skips.png", None)
+    return [draw_curves(curves, output / "skips.png")] if curves else []

@@ -160,16 +160,13 @@ def run_all(runs: Sequence[Run], settings: Settings, output: Path, jobs: int) ->
     claim_folder(output, json.loads(json.dumps(asdict(settings))))
     missing = [run for run in runs if not result_file(run, output).exists()]
     starts = dict.fromkeys((run.start, run.seed) for run in missing)
-    jobs_of = [
-        {f"start of {start} seed {seed}".replace(" ", "-"): {"start": start, "seed": seed} for start, seed in starts},
-        {run.name: {"run": asdict(run)} for run in missing},
-    ]
+    shared = {"settings": asdict(settings), "output": str(output)}
+    makes = {f"start {start} seed {seed}".replace(" ", "-"): {"start": start, "seed": seed} for start, seed in starts}
+    trains = {run.name: {"run": asdict(run)} for run in missing}
     with stage(f"{len(missing)} models to train and measure, {jobs} at once"):
-        for part in jobs_of:
-            shared = {"settings": asdict(settings), "output": str(output)}
-            run_apart(
-                "ctxext.reproduce.reading", {name: {**job, **shared} for name, job in part.items()}, output, jobs
-            )
+        for part in (makes, trains):
+            jobs_of = {name: {**job, **shared} for name, job in part.items()}
+            run_apart("ctxext.reproduce.reading", jobs_of, output, jobs)
     found: Results = {}
     for run in runs:
         found.setdefault(run.label, []).append(read_json(result_file(run, output)))

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +98,7 @@ class ReadingTrainer(ContextTrainer):
         self._windows: list[Window] = []  # of this step
         self._confidences: list[float] = []  # of those of them that were read
         self._logged = (0, 0)
+        self._data_seconds = 0.0  # pooling losses, moving rows on, making batches: what skipping adds to a step
         remembering = recipe.reading.memory
         self.memory = None if remembering is None else add_memory(model, remembering.config())
         self._remembered: dict[int, Remembered | None] = {}  # by micro-batch
@@ -108,9 +109,12 @@ class ReadingTrainer(ContextTrainer):
         return super().get_batch_samples(self._served(epoch_iterator, num_batches), num_batches, device)
 
     def _served(self, turns: Iterator[Any], count: int) -> Iterator[dict[str, torch.Tensor]]:
+        began = time.perf_counter()
         self._windows = self.server.windows()
-        for number, _ in enumerate(islice(turns, count)):
-            yield collate(self._rows(number), self.recipe.length, self.pad)
+        batches = [collate(self._rows(number), self.recipe.length, self.pad) for number in range(count)]
+        self._data_seconds += time.perf_counter() - began
+        for batch, _ in zip(batches, turns, strict=False):
+            yield batch
 
     def _rows(self, micro: int) -> list[Window]:
         """Return the windows of a micro-batch of this step."""
@@ -128,10 +132,14 @@ class ReadingTrainer(ContextTrainer):
         loss, outputs = super().compute_loss(model, inputs, True, num_items_in_batch)
         if self.memory is not None:
             self._remembered[micro] = self.memory.remembered
+        if loss.device.type != "cpu":
+            torch.accelerator.synchronize(loss.device)  # what follows waits for the model, not for the data
+        began = time.perf_counter()
         self._confidences += self._pooled(outputs["logits"].detach(), inputs["shift_labels"])
         if len(self._confidences) == self.server.rows:
             self.server.advance(self._confidences)
             self._confidences = []
+        self._data_seconds += time.perf_counter() - began
         return (loss, outputs) if return_outputs else loss
 
     def _pooled(self, logits: torch.Tensor, following: torch.Tensor) -> list[float]:
@@ -144,12 +152,17 @@ class ReadingTrainer(ContextTrainer):
         return pooled
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
-        """Log with the loss how many tokens this process skipped after a window, on average since the last time."""
+        """Log with the loss how many tokens this process skipped after a window, on average since the last time.
+
+        At the end, log the share of the run's time that serving windows took.
+        """
         read, skipped = self.server.read - self._logged[0], self.server.skipped - self._logged[1]
         if "loss" in logs and read:
             windows = max(1, read // self.server.window)
             logs = {**logs, "skipped_per_window": skipped / windows, "share_read": read / (read + skipped)}
             self._logged = (self.server.read, self.server.skipped)
+        if "train_runtime" in logs:
+            logs = {**logs, "share_waiting_for_data": self._data_seconds / logs["train_runtime"]}
         super().log(logs, *args, **kwargs)
 
     @contextmanager

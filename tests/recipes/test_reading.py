@@ -178,5 +178,7 @@ def test_the_server_is_told_once_a_step(reading: Callable[..., Path], monkeypatc
     told: list[int] = []
     advance = DataServer.advance
     monkeypatch.setattr(DataServer, "advance", lambda self, c: (told.append(len(c)), advance(self, c))[1])
-    run(reading(max_steps=3, per_device_train_batch_size=1))
+    trainer, _ = finetune.prepare(["--config", str(reading(max_steps=3, per_device_train_batch_size=1))])
+    metrics = trainer.train().metrics
     assert told == [4, 4, 4]
+    assert 0 < trainer.state.log_history[-1]["share_waiting_for_data"] < 1 and metrics["train_runtime"] > 0

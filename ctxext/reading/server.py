@@ -4,6 +4,9 @@ Each row of a batch reads a document of its own. The training loop asks for the 
 how well the model predicted each, and the server moves every row on by the skip policy; a row whose document has ended
 goes on with its next one. Where a row is, is a few numbers: a resumed run sees the windows of the unbroken one.
 
+A document may end with a question about it and the answer. It is then read like any other up to there; the question is
+a window of its own, never skipped, and the loss counts nothing else.
+
 X, of whose end the policy knows, is either one document or the stream of all documents that a row reads in one pass
 over the data: the paper's "consecutively read documents" suggest the latter, its formula the former.
 """
@@ -38,6 +41,9 @@ class Documents(Protocol):
 
     def __getitem__(self, number: int) -> Tokens: ...
 
+    def question(self, number: int) -> int:
+        """Return how many of a document's last tokens ask and answer a question about it; 0 for plain text."""
+
 
 class StoredDocuments:
     """The documents of tokenized sources, shuffled and mixed by weight, for ever (see `ctxext.data.order`).
@@ -66,11 +72,20 @@ class StoredDocuments:
         )
 
     def __getitem__(self, number: int) -> Tokens:
+        store, span = self._find(number)
+        return store.tokens[span]
+
+    def question(self, number: int) -> int:
+        """Return how many tokens at a document's end the loss counts, where it does not count all: the completion."""
+        store, span = self._find(number)
+        return 0 if store.counted is None else int(store.counted[span].sum())
+
+    def _find(self, number: int) -> tuple[TokenStore, slice]:
         while len(self._drawn) <= number:
             self._drawn.append(next(self._coming))
         source, document = self._drawn[number]
         store = self.stores[source]
-        return store.tokens[store.offsets[document] : store.offsets[document + 1]]
+        return store, slice(int(store.offsets[document]), int(store.offsets[document + 1]))
 
 
 @dataclass(frozen=True)
@@ -82,12 +97,14 @@ class Window:
         document: Number of the document that it begins in.
         start: S, its first token in that document.
         fresh: Whether X begins here: what the row remembers is of another one.
+        counts: Whether the loss counts its predictions: false before the question of a document that ends with one.
     """
 
     tokens: Tokens
     document: int
     start: int
     fresh: bool
+    counts: bool = True
 
 
 @dataclass
@@ -146,13 +163,25 @@ class DataServer:
         """Move a place whose document has ended to where the row goes on."""
         step = self.rows * self.processes
         if self.scope == "document":
-            while place.start > len(self.documents[place.document]) - 2:  # a prediction needs two tokens
-                place.document, place.start, place.before, place.fresh = place.document + step, 0, 0, True
+            while place.start > self._end(place) - 2:  # a prediction needs two tokens
+                if place.start < (question := self._question(place.document)):
+                    place.start = place.before = question
+                else:
+                    place.document, place.start, place.before, place.fresh = place.document + step, 0, 0, True
             return
         while place.start >= (length := len(self.documents[place.document])):
             place.document, place.start = place.document + step, place.start - length
         if place.before >= self._stream_tokens:
             place.before, place.fresh = 0, True
+
+    def _question(self, number: int) -> int:
+        """Return where a document's question begins; where it ends if it has none."""
+        return len(self.documents[number]) - self.documents.question(number)
+
+    def _end(self, place: _Place) -> int:
+        """Return where the part of a document that a place is in ends: at its question, or at its end."""
+        question = self._question(place.document)
+        return question if place.start < question else len(self.documents[place.document])
 
     @property
     def _stream_tokens(self) -> int:
@@ -163,9 +192,15 @@ class DataServer:
         return [self._window(place) for place in self._places]
 
     def _window(self, place: _Place) -> Window:
-        parts = [self.documents[place.document][place.start : place.start + self.window + 1]]
+        tokens = self.documents[place.document]
+        if self.scope == "document":
+            part = tokens[place.start : min(place.start + self.window + 1, self._end(place))]
+            question = self._question(place.document)
+            counts = question == len(tokens) or place.start >= question
+            return Window(part, place.document, place.start, place.fresh, counts)
+        parts = [tokens[place.start : place.start + self.window + 1]]
         number = place.document
-        while self.scope == "stream" and (missing := self.window + 1 - sum(map(len, parts))) > 0:
+        while (missing := self.window + 1 - sum(map(len, parts))) > 0:
             number += self.rows * self.processes
             parts.append(self.documents[number][:missing])
         return Window(np.concatenate(parts), place.document, place.start, place.fresh)
@@ -186,15 +221,24 @@ class DataServer:
             raise ValueError(f"{len(confidences)} confidences for {self.rows} rows")
         skips = []
         for place, confidence in zip(self._places, confidences, strict=True):
-            size = self._stream_tokens if self.scope == "stream" else len(self.documents[place.document])
-            skips.append(self.policy.skip(confidence, size - place.before - self.window))
+            skips.append(self.policy.skip(confidence, self._remaining(place)))
         for place, window, skipped in zip(self._places, self.windows(), skips, strict=True):
             self.read += len(window.tokens) - 1
             self.skipped += skipped
-            place.start, place.before = (at + self.window + skipped for at in (place.start, place.before))
+            moved = self.window + skipped
+            if self.scope == "document":  # a window that ends at the question is shorter
+                moved = min(moved, self._end(place) - place.start)
+            place.start, place.before = place.start + moved, place.before + moved
             place.fresh = False
             self._settle(place)
         return skips
+
+    def _remaining(self, place: _Place) -> int:
+        """Return |X| - S - L of the policy; nothing remains behind a question, which is read whole."""
+        if self.scope == "stream":
+            return self._stream_tokens - place.before - self.window
+        question = self._question(place.document)
+        return question - place.start - self.window if place.start < question else 0
 
     def state(self) -> dict[str, Any]:
         """Return where every row is, as JSON."""
@@ -230,8 +274,8 @@ def collate(windows: Sequence[Window], length: int, pad: int) -> dict[str, Any]:
         pad: What fills the rows on the right.
 
     Returns:
-        `input_ids`, `labels` (the same tokens), `shift_labels` (the token after each), both -100 behind the end,
-        `attention_mask` and `position_ids` from 0, int64 `(batch, length)`.
+        `input_ids`, `labels` (the same tokens), `shift_labels` (the token after each; none of a window that does not
+        count), both -100 behind the end, `attention_mask` and `position_ids` from 0, int64 `(batch, length)`.
     """
     import torch
 
@@ -240,7 +284,8 @@ def collate(windows: Sequence[Window], length: int, pad: int) -> dict[str, Any]:
     for row, window in enumerate(windows):
         tokens = torch.from_numpy(np.asarray(window.tokens, dtype=np.int64))
         ids[row, : len(tokens) - 1] = labels[row, : len(tokens) - 1] = tokens[:-1]
-        following[row, : len(tokens) - 1] = tokens[1:]
+        if window.counts:
+            following[row, : len(tokens) - 1] = tokens[1:]
     mask, positions = (labels != IGNORED).long(), torch.arange(length).repeat(len(windows), 1)
     batch = {"input_ids": ids, "labels": labels, "shift_labels": following}
     return {**batch, "attention_mask": mask, "position_ids": positions}

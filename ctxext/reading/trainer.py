@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 from torch.utils.data import Dataset
@@ -17,7 +18,7 @@ from ctxext.checkpoint.files import read_json, write_json
 from ctxext.data.tokens import TokenStore
 from ctxext.reading.memory import add_memory
 from ctxext.reading.memory_attention import Remembered
-from ctxext.reading.server import IGNORED, DataServer, StoredDocuments, Window, collate
+from ctxext.reading.server import DataServer, StoredDocuments, Window, collate
 from ctxext.training.arguments import Recipe
 from ctxext.training.trainer import ContextTrainer
 
@@ -105,8 +106,9 @@ class ReadingTrainer(ContextTrainer):
         super().__init__(model, args, recipe, turns, tokenizer)  # type: ignore[arg-type]
 
     def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: Any) -> Any:
-        """Return the windows of a step in place of its empty turns, and the number of their predictions."""
-        return super().get_batch_samples(self._served(epoch_iterator, num_batches), num_batches, device)
+        """Return the windows of a step in place of its empty turns, and how many of their predictions count."""
+        batches, count = super().get_batch_samples(self._served(epoch_iterator, num_batches), num_batches, device)
+        return batches, count if count is None else count.clamp_min(1)  # 0 where no row is at its question
 
     def _served(self, turns: Iterator[Any], count: int) -> Iterator[dict[str, torch.Tensor]]:
         began = time.perf_counter()
@@ -135,19 +137,19 @@ class ReadingTrainer(ContextTrainer):
         if loss.device.type != "cpu":
             torch.accelerator.synchronize(loss.device)  # what follows waits for the model, not for the data
         began = time.perf_counter()
-        self._confidences += self._pooled(outputs["logits"].detach(), inputs["shift_labels"])
+        self._confidences += self._pooled(outputs["logits"].detach(), self._rows(micro))
         if len(self._confidences) == self.server.rows:
             self.server.advance(self._confidences)
             self._confidences = []
         self._data_seconds += time.perf_counter() - began
         return (loss, outputs) if return_outputs else loss
 
-    def _pooled(self, logits: torch.Tensor, following: torch.Tensor) -> list[float]:
-        """Return the pooled loss of each row; `logits` `(batch, length, vocabulary)`, of the tokens that follow."""
+    def _pooled(self, logits: torch.Tensor, windows: Sequence[Window]) -> list[float]:
+        """Return the pooled loss of each row, whatever the loss counts; `logits` `(batch, length, vocabulary)`."""
         pooled = []
-        for row, targets in zip(logits, following, strict=True):
-            known = targets != IGNORED
-            losses = torch.nn.functional.cross_entropy(row[known].float(), targets[known], reduction="none")
+        for row, window in zip(logits, windows, strict=True):
+            following = torch.from_numpy(window.tokens[1:].astype(np.int64)).to(row.device)
+            losses = torch.nn.functional.cross_entropy(row[: len(following)].float(), following, reduction="none")
             pooled.append(self.server.policy.pool(losses.clamp_min(0).tolist()))
         return pooled
 

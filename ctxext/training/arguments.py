@@ -282,8 +282,13 @@ class Recipe(BaseModel):
             problems.append(
                 f"reading needs the loss of every token, which memory {self.memory!r} does not give: plain"
             )
-        if any(source.kind != "text" for source in self.data.sources):
-            problems.append("reading takes sources of kind text only")
+        kinds = {source.kind for source in self.data.sources}
+        if not kinds <= {"text", "completion"}:
+            problems.append(
+                "reading takes sources of kind text, or completion (a document, and its question and answer)"
+            )
+        if "completion" in kinds and self.reading.scope == "stream":
+            problems.append("reading.scope 'stream' has no place for the questions of sources of kind completion")
         if self.reading.memory is not None and self.reading.memory.gate and self.tuning != "full":
             problems.append(
                 f"reading.memory.gate is trained with tuning 'full' only, not {self.tuning!r}: leave it out"

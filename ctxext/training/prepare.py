@@ -15,7 +15,8 @@ from ctxext.training.preflight import source_problems
 
 def load_tokens(recipe: Recipe, tokenizer: Any) -> list[TokenStore]:
     """Return the tokens of a recipe's sources, read and tokenized on first use."""
-    rules = TokenRules(bos=recipe.data.bos, eos=recipe.data.eos, longest_whole=recipe.length)
+    limit = {} if recipe.reading else {"longest_whole": recipe.length}  # a reader goes through any length
+    rules = TokenRules(bos=recipe.data.bos, eos=recipe.data.eos, **limit)
     cache = Path(recipe.data.cache).expanduser() if recipe.data.cache else None
     return [open_store(source, tokenizer, rules, cache) for source in recipe.data.sources]
 

@@ -45,7 +45,7 @@ class LossWatch:
         Raises:
             TrainingStopped: If the gradient is not finite, or the step's loss has exploded.
         """
-        loss, self._sum = self._sum, 0.0
+        loss, self._sum = self._sum, 0.0  # exactly 0: no prediction of this step counts
         if gradient_norm is not None and not math.isfinite(gradient_norm):
             raise TrainingStopped(self._message(step, f"the gradient's norm is {gradient_norm}"))
         if len(self._history) >= _LEAST_HISTORY and loss > self.limit * (median := statistics.median(self._history)):
@@ -53,7 +53,8 @@ class LossWatch:
                 f"the loss is {loss:.4g}, more than {self.limit:g} times the median {median:.4g} of the steps before"
             )
             raise TrainingStopped(self._message(step, said))
-        self._history.append(loss)
+        if loss:
+            self._history.append(loss)
 
     def _message(self, step: int, said: str) -> str:
         named = list(self.documents(step))

@@ -165,6 +165,39 @@ def test_two_processes_read_what_their_rows_would_read(reading: Callable[..., Pa
     assert places[0] == places[1] + places[2]
 
 
+def test_only_the_questions_behind_documents_are_learned(reading: Callable[..., Path], tmp_path: Path) -> None:
+    """Documents with a question each: far longer than a window, so that one window in eight asks."""
+    rows = [{"text": f"document {n} " + "of much text " * 18, "ask": f" What? {n}"} for n in range(9)]
+    data = tmp_path / "asked.jsonl"
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    source = {"data": str(data), "kind": "completion", "prompt_column": "text", "completion_column": "ask"}
+    path = reading(data={"sources": [source]}, reading={"rate": 0}, max_steps=9, learning_rate=0.0)
+    trainer, _ = finetune.prepare(["--config", str(path)])
+    asked: list[list[int]] = []
+    windows = DataServer.windows
+
+    def noted(server: DataServer) -> Any:
+        found = windows(server)
+        asked.append([window.tokens.tolist() for window in found if window.counts])
+        return found
+
+    trainer.server.windows = noted.__get__(trainer.server)
+    trainer.train()
+    losses = [line["loss"] for line in trainer.state.log_history if "loss" in line]
+    assert all((loss > 0) == bool(told) for loss, told in zip(losses, asked[::2], strict=True))
+    assert 0 < sum(loss > 0 for loss in losses) < 9, "most steps have nothing to learn, and none stops the run"
+    (step,) = [number for number, told in enumerate(asked[::2]) if told][:1]
+    text = trainer.processing_class.decode(asked[::2][step][0])
+    assert text.startswith(" What? ")
+    with torch.no_grad():
+        alone = [trainer.model(input_ids=(ids := torch.tensor([told])), labels=ids).loss for told in asked[::2][step]]
+    counts = [len(told) - 1 for told in asked[::2][step]]
+    wanted = sum(float(loss) * count for loss, count in zip(alone, counts, strict=True)) / sum(counts)
+    assert losses[step] == pytest.approx(wanted, rel=1e-4)
+    with pytest.raises(ConfigError, match="'stream' has no place for the questions"):
+        run(reading(data={"sources": [source]}, reading={"scope": "stream"}))
+
+
 def test_what_cannot_be_is_said_before_anything_is_loaded(reading: Callable[..., Path]) -> None:
     with pytest.raises(ConfigError, match=r"reading.scop is no key \(did you mean 'scope'\?\); allowed: rate"):
         run(reading(reading={"scop": "stream"}))

@@ -16,8 +16,11 @@ from ctxext.reading.skip import SkipPolicy
 class Counted:
     """Documents whose tokens tell where they stand: token t of document n is 1000 n + t."""
 
-    def __init__(self, lengths):
-        self.lengths, self.tokens = lengths, sum(lengths)
+    def __init__(self, lengths, question=0):
+        self.lengths, self.tokens, self.asked = lengths, sum(lengths), question
+
+    def question(self, number):
+        return self.asked
 
     def __getitem__(self, number):
         return 1000 * number + np.arange(self.lengths[number % len(self.lengths)])
@@ -86,6 +89,48 @@ def test_beyond_the_longest_document_the_rate_is_0():
     assert read("document", 1000) == read("document", 0)
     sequential, skipping = read("stream", 0), read("stream", 100)
     assert sequential[1] == 0 and skipping[1] > 0 and skipping[1] % 100 == 0 and skipping[0] != sequential[0]
+
+
+def test_a_question_is_a_window_of_its_own_and_never_skipped():
+    documents = Counted([50], question=6)  # 44 tokens of text
+    server = DataServer(documents, rows=1, window=8, policy=SkipPolicy(rate=5, threshold=1e9))
+    seen = []
+    while server.windows()[0].document == 0:
+        (window,) = server.windows()
+        (skipped,) = server.advance([1.0])
+        seen.append((window.start, len(window.tokens), window.counts, skipped))
+    # After 8 tokens 36 remain before the question, 7 times 5 of them are skipped; the last one stands alone.
+    assert seen == [(0, 9, False, 35), (44, 6, True, 0)]
+    assert server.windows()[0].fresh and server.windows()[0].start == 0
+
+    server = DataServer(documents, rows=1, window=8, policy=SkipPolicy())
+    seen = []
+    while server.windows()[0].document == 0:
+        (window,) = server.windows()
+        server.advance([1.0])
+        seen.append((window.start, window.tokens.tolist(), window.counts))
+    assert [start for start, *_ in seen] == [0, 8, 16, 24, 32, 40, 44]
+    assert seen[-2] == (40, [40, 41, 42, 43], False) and seen[-1] == (44, [44, 45, 46, 47, 48, 49], True)
+
+
+def test_a_long_question_is_read_in_order():
+    server = DataServer(Counted([30], question=20), rows=1, window=8, policy=SkipPolicy(rate=1, threshold=1e9))
+    seen = []
+    while server.windows()[0].document == 0:
+        (window,) = server.windows()
+        seen.append((window.start, len(window.tokens), window.counts, *server.advance([1.0])))
+    assert seen == [(0, 9, False, 2), (10, 9, True, 0), (18, 9, True, 0), (26, 4, True, 0)]
+
+
+def test_only_questions_count():
+    server = DataServer(Counted([9], question=3), rows=1, window=4, policy=SkipPolicy())
+    batches = []
+    for _ in range(3):
+        batches.append(collate(server.windows(), 4, pad=99))
+        server.advance([1.0])
+    assert batches[0]["shift_labels"].tolist() == [[-100] * 4] and batches[0]["labels"].tolist() == [[0, 1, 2, 3]]
+    assert [batch["input_ids"].tolist() for batch in batches[1:]] == [[[4, 99, 99, 99]], [[6, 7, 99, 99]]]
+    assert [batch["shift_labels"].tolist() for batch in batches[1:]] == [[[-100] * 4], [[7, 8, -100, -100]]]
 
 
 def test_a_stream_goes_on_over_the_ends_of_documents():

@@ -54,6 +54,9 @@ class LazyText:
         self._next = 0  # the first character that is not tokenized
         self._tokens = self._characters = 0  # of what was tokenized so far
         self._spare = _LEAST
+        # Where a text begins, some tokenizers put a blank before it: within the document it goes to a line break.
+        alone, behind = (tokenizer(some, add_special_tokens=False)["input_ids"] for some in ("a", "\na"))
+        self._lead = "" if behind[-len(alone) :] == alone else "\n"
 
     @property
     def place(self) -> int:
@@ -97,8 +100,7 @@ class LazyText:
         characters = round((tokens - len(self._ahead)) * self.characters_per_token)
         self._ahead = []
         self._next = min(self._boundary(self._next + max(1, characters)), limit)
-        # With the character before, no token is taken for the first of a text, which some tokenizers treat otherwise.
-        self._origin = self._next - 1
+        self._origin = self._next
         self._spare = _LEAST
 
     def _boundary(self, place: int) -> int:
@@ -123,19 +125,23 @@ class LazyText:
 
     def _encode(self, stop: int) -> list[Token]:
         """Tokenize the text up to about `stop` and move to where that ends; return the new tokens."""
-        origin, behind = self._origin, stop + _BEHIND
+        behind, lead = stop + _BEHIND, self._lead if self._origin else ""
+        origin = self._origin - len(lead)
         encoded = self.tokenizer(
-            self.text[origin:behind], add_special_tokens=False, return_offsets_mapping=True, verbose=False
+            lead + self.text[self._origin : behind],
+            add_special_tokens=False,
+            return_offsets_mapping=True,
+            verbose=False,
         )
         ids, offsets = encoded["input_ids"], encoded["offset_mapping"]
         ends = [origin + last for _, last in offsets]
         # A text's first token may stand for no character: it belongs to the document where nothing is before it.
-        first = 0 if origin == self._next else bisect.bisect_right(ends, self._next)
+        first = 0 if self._next == 0 else bisect.bisect_right(ends, self._next)
         last = len(ends) if behind >= len(self.text) else bisect.bisect_right(ends, stop)
         if behind >= len(self.text):
             self._next = len(self.text)
         elif first < last:
             self._next = ends[last - 1]
-            self._origin = origin + offsets[max(0, last - _BEFORE)][0]
+            self._origin = max(self._origin, origin + offsets[max(0, last - _BEFORE)][0])
         starts = [origin + start for start, _ in offsets[first:last]]
         return list(map(Token, ids[first:last], starts, ends[first:last]))

@@ -118,6 +118,24 @@ def random_access_command(
     emit_report(write_report(results, check(results, settings), settings, output), as_json)
 
 
+@reproduce_app.command("question-answering")
+def question_answering_command(
+    output: Output = Path("reproduce-question-answering"),
+    seeds: Seeds = "0,1,2",
+    max_steps: Steps = 150,
+    jobs: Jobs = 0,
+    as_json: Json = False,
+) -> None:
+    """Skipping rates in training and inference (arXiv 2405.13216, figure 5), with a memory; an hour on 2 cores."""
+    from ctxext.reproduce.apart import cores
+    from ctxext.reproduce.asking import Settings, check, run_grid, write_report
+
+    _check_size(max_steps, jobs)
+    settings = Settings(steps=max_steps)
+    grid = run_grid(settings, _numbers("seeds", seeds), output, jobs or cores())
+    emit_report(write_report(grid, check(grid, settings), settings, output), as_json)
+
+
 def _check_size(steps: int, jobs: int) -> None:
     if steps < 1 or jobs < 0:
         raise ValueError(f"--max-steps {steps} must be at least 1, and --jobs {jobs} not negative")

@@ -16,6 +16,7 @@ from typing import Annotated, Any, TextIO
 import typer
 
 from ctxext.evaluation.commands import compare, eval_app, report, sweep
+from ctxext.reading.commands import read
 from ctxext.reproduce.commands import demo, reproduce_app
 from ctxext.training.commands import data_app, merge, recipe_app
 
@@ -179,6 +180,7 @@ app.add_typer(eval_app, name="eval")
 app.command("compare")(compare)
 app.command("report")(report)
 app.command("sweep")(sweep)
+app.command("read")(read)
 app.add_typer(data_app, name="data")
 app.add_typer(recipe_app, name="recipe")
 app.command("merge")(merge)
@@ -208,7 +210,7 @@ def plan_command(
 
 @app.command("bench")
 def bench_command(
-    name: Annotated[str, typer.Argument(help="patch, perplexity, passkey, train, attention or all.")],
+    name: Annotated[str, typer.Argument(help="patch, perplexity, passkey, train, attention, reading or all.")],
     rounds: Annotated[int, typer.Option(help="Runs of each side, in turn.")] = 3,
     as_json: Json = False,
 ) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 from ctxext.bench.attention import bench_attention
 from ctxext.bench.evaluations import bench_passkey, bench_perplexity, bench_sliding
 from ctxext.bench.patch import bench_patch
+from ctxext.bench.reading import bench_reading
 from ctxext.bench.train import bench_train
 from ctxext.positions.base import nearest
 
@@ -19,6 +20,7 @@ BENCHES: dict[str, Callable[[int], dict[str, Any]]] = {
     "passkey": bench_passkey,
     "train": bench_train,
     "attention": bench_attention,
+    "reading": bench_reading,
 }
 
 

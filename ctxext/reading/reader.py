@@ -174,13 +174,18 @@ class DocumentReader:
     def room(self, question: str, max_new_tokens: int = 64, before: str = "") -> int:
         """Return how many tokens of a document stand beside a question in `ask`; arguments and errors as there."""
         parts = [encode(self.tokenizer, text) for text in (before, question)]
-        asked = sum(map(len, parts)) + (self.bos is not None)
+        asked = sum(map(len, parts)) + len(self._lead)
         if asked + max_new_tokens > self.context:
             raise ValueError(
                 f"the question has {asked} tokens and asks for {max_new_tokens} more: "
                 f"{asked + max_new_tokens - self.context} too many for a context of {self.context}"
             )
         return 0 if self.memory is not None else self.context - asked - max_new_tokens
+
+    @property
+    def _lead(self) -> list[int]:
+        """What a prompt begins with: nothing after a memory, for its window is one further on in the document."""
+        return [] if self.bos is None or self.memory is not None else [self.bos]
 
     def ask(self, question: str, max_new_tokens: int = 64, before: str = "") -> str:
         """Return the model's greedy answer to a question about what was read.
@@ -196,7 +201,7 @@ class DocumentReader:
         import torch
 
         room = self.room(question, max_new_tokens, before)
-        lead = [] if self.bos is None else [self.bos]
+        lead = self._lead
         head, tail = encode(self.tokenizer, before), encode(self.tokenizer, question)
         recent = self._recent[max(0, len(self._recent) - room) :]
         ids = head + recent + tail

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from ctxext.checkpoint.files import read_json
 from ctxext.checkpoint.loaders import has_bias
 from ctxext.evaluation.processes import Processes
 
+logger = logging.getLogger(__name__)
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 # Stock transformers recomputes the frequencies of these with the length of each call, so that the same token gets
 # different keys within one run.
@@ -93,6 +95,18 @@ def choose_device(name: str) -> str:
             f"--device {name!r}: this machine has {torch.accelerator.device_count()} {device.type} devices"
         )
     return name
+
+
+def fast_bfloat16() -> bool:
+    """Return whether this machine multiplies bfloat16 matrices faster than float32 ones.
+
+    A CPU without instructions for it emulates them, tens of times slower.
+    """
+    import torch
+
+    if torch.cuda.is_available():
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+    return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
 
 
 def _placement(settings: RunSettings, processes: Processes) -> dict[str, Any]:
@@ -202,6 +216,8 @@ def load(
     if adapter is not None:
         model = _apply_adapter(model, adapter)
     model.eval()
+    if model.device.type == "cpu" and model.dtype == torch.bfloat16 and not fast_bfloat16():
+        logger.warning("this CPU only emulates bfloat16: --dtype float32 is many times as fast")
     fitted = None
     if length is not None and rope_types(rope) & set(LENGTH_DEPENDENT):
         from ctxext.positions.live import fit_length

@@ -89,20 +89,33 @@ def group_results(results: Sequence[Result], paths: Sequence[Path]) -> list[Grou
     ordered = sorted(members.values(), key=lambda pairs: (evaluations.index(pairs[0][0].evaluation), _length(pairs)))
     for pairs in ordered:
         pairs.sort(key=lambda pair: _checkpoint_key(pair[0]) != first)
+    titles = _titles([pairs[0][0] for pairs in ordered])
     return [
         Group(
             number=index,
-            title=_title(pairs[0][0]),
+            title=title,
             results=[result for result, _ in pairs],
             comparison=compare_loaded([result for result, _ in pairs], [path for _, path in pairs]),
         )
-        for index, pairs in enumerate(ordered, start=1)
+        for index, (pairs, title) in enumerate(zip(ordered, titles, strict=True), start=1)
     ]
 
 
 def _length(pairs: Sequence[tuple[Result, Path]]) -> int:
     length = pairs[0][0].options.get("length")
     return length if isinstance(length, int) else 0
+
+
+def _titles(results: Sequence[Result]) -> list[str]:
+    """Return a title for each; where several would have the same, also the options by which these differ."""
+    titles = [_title(result) for result in results]
+    found = []
+    for title, result in zip(titles, results, strict=True):
+        same = [other.options for name, other in zip(titles, results, strict=True) if name == title]
+        differing = [name for name, value in result.options.items() if any(one.get(name) != value for one in same)]
+        words = [f"{name.replace('_', ' ')} {result.options[name]}" for name in differing]
+        found.append(", ".join([title, *words]))
+    return found
 
 
 def _title(result: Result) -> str:

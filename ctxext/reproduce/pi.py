@@ -28,6 +28,7 @@ from ctxext.checkpoint.rope_config import read_rope
 from ctxext.checkpoint.source import resolve_checkpoint
 from ctxext.data.sources import Source
 from ctxext.data.tokens import check_source
+from ctxext.evaluation.loading import fast_bfloat16
 from ctxext.evaluation.result import versions
 from ctxext.positions import get_method
 from ctxext.reproduce.pi_claims import Measured, Measurement
@@ -70,7 +71,7 @@ class Design:
     depths: int = 32
     trials: int = 10
     options: tuple[tuple[str, tuple[tuple[str, Any], ...]], ...] = ()
-    bf16: bool = field(default_factory=lambda: fast_bfloat16())
+    bf16: bool = field(default_factory=fast_bfloat16)
 
     def __post_init__(self) -> None:
         problems = []
@@ -283,18 +284,6 @@ class Experiment:
         path.parent.mkdir(parents=True, exist_ok=True)
         settings = RunSettings(dtype="float32", batch_size=8)
         return run_evaluation(build(load(evaluation), options), checkpoint, settings, path)[0].metrics
-
-
-def fast_bfloat16() -> bool:
-    """Return whether this machine multiplies bfloat16 matrices faster than float32 ones.
-
-    A CPU without instructions for it emulates them, tens of times slower.
-    """
-    import torch
-
-    if torch.cuda.is_available():
-        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
-    return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
 
 
 def claim_folder(output: Path, design: dict[str, Any]) -> None:

@@ -22,8 +22,9 @@ from typing import Any
 import yaml
 
 from ctxext.checkpoint.files import read_json, write_json
+from ctxext.evaluation.loading import fast_bfloat16
 from ctxext.reproduce.apart import run_apart
-from ctxext.reproduce.pi import claim_folder, fast_bfloat16, stage
+from ctxext.reproduce.pi import claim_folder, stage
 from ctxext.training.recipe_files import recipe_root
 
 CORPUS = "sympy-source"

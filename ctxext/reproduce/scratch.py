@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from ctxext.checkpoint.files import read_json, write_json
+from ctxext.evaluation.loading import fast_bfloat16
 from ctxext.reproduce.apart import run_apart
-from ctxext.reproduce.pi import claim_folder, fast_bfloat16, stage
+from ctxext.reproduce.pi import claim_folder, stage
 from ctxext.training.recipe_files import recipe_root
 
 STRETCH = 16  # the longest reading, in training lengths

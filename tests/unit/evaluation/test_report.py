@@ -82,6 +82,25 @@ def test_results_are_grouped_by_what_may_be_compared(tmp_path):
     assert "+5.23%" in page.text and "-22.5%" in page.text
 
 
+def test_groups_of_one_evaluation_and_length_say_how_they_differ(tmp_path):
+    kinds = [
+        named(
+            "base",
+            "h0",
+            protocol_id=f"p-v1:length={length},variant={kind}",
+            options={"length": length, "kind_of": kind},
+        )
+        for length, kind in ((64, "digits"), (64, "needle"), (128, "digits"))
+    ]
+    answer, _ = report(tmp_path, *kinds)
+    titles = [group["title"] for group in answer["groups"]]
+    assert titles == [
+        "perplexity, 64 tokens, kind of digits",
+        "perplexity, 64 tokens, kind of needle",
+        "perplexity, 128 tokens",
+    ]
+
+
 def test_success_by_length_and_depth_of_a_checkpoint(tmp_path):
     def passkey(length, name="base"):
         plot = {**PLOTS[1], "id": "passkey", "x": [length // 4, length], "y": [1.0, 0.25]}

@@ -208,6 +208,17 @@ def test_settings_that_cannot_be(byte_checkpoint):
         load(byte_checkpoint().parent, RunSettings())
 
 
+def test_emulated_bfloat16_is_warned_of(byte_checkpoint, monkeypatch, caplog):
+    monkeypatch.setattr("ctxext.evaluation.loading.fast_bfloat16", lambda: False)
+    load(byte_checkpoint, RunSettings(dtype="float32"))
+    assert not caplog.messages
+    load(byte_checkpoint, RunSettings(dtype="bfloat16"))
+    assert caplog.messages == ["this CPU only emulates bfloat16: --dtype float32 is many times as fast"]
+    monkeypatch.setattr("ctxext.evaluation.loading.fast_bfloat16", lambda: True)
+    load(byte_checkpoint, RunSettings(dtype="bfloat16"))
+    assert len(caplog.messages) == 1
+
+
 def test_broken_weights_are_an_error_and_not_a_score(byte_checkpoint, texts, tmp_path):
     loaded = load(byte_checkpoint(), RunSettings())
     with torch.no_grad():

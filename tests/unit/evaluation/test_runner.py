@@ -210,12 +210,12 @@ def test_settings_that_cannot_be(byte_checkpoint):
 
 def test_emulated_bfloat16_is_warned_of(byte_checkpoint, monkeypatch, caplog):
     monkeypatch.setattr("ctxext.evaluation.loading.fast_bfloat16", lambda: False)
-    load(byte_checkpoint, RunSettings(dtype="float32"))
+    load(byte_checkpoint(), RunSettings(dtype="float32", device="cpu"))
     assert not caplog.messages
-    load(byte_checkpoint, RunSettings(dtype="bfloat16"))
+    load(byte_checkpoint(), RunSettings(dtype="bfloat16", device="cpu"))
     assert caplog.messages == ["this CPU only emulates bfloat16: --dtype float32 is many times as fast"]
     monkeypatch.setattr("ctxext.evaluation.loading.fast_bfloat16", lambda: True)
-    load(byte_checkpoint, RunSettings(dtype="bfloat16"))
+    load(byte_checkpoint(), RunSettings(dtype="bfloat16", device="cpu"))
     assert len(caplog.messages) == 1
 
 

@@ -15,7 +15,6 @@ import importlib.util
 import math
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -25,7 +24,7 @@ from ctxext.data.sources import Source
 from ctxext.data.supervised import SUMMARY_PROMPT, encode_prompt, first_tokens, summary_prompt
 from ctxext.evaluation.base import Evaluation, Plan, Session, Summary, Unit, option
 from ctxext.evaluation.bos import BOS_HELP, bos_token, check_bos_rule
-from ctxext.evaluation.prompts import end_tokens
+from ctxext.evaluation.prompts import end_tokens, without_own_generation_config
 
 ROUGE = ("rouge1", "rouge2", "rougeL")
 # The prompt around a document takes at most a token for each of its bytes, and one to begin with.
@@ -214,7 +213,7 @@ class Summarization(Evaluation):
             nucleus = [TopPLogitsWarper(self.top_p)] if self.top_p < 1 else []
             steps.extend([TemperatureLogitsWarper(self.temperature), *nucleus, _DrawnToken(draws)])
         ends = end_tokens(session)
-        with reading(model), _without_own_generation_config(model, pad, ends):
+        with reading(model), without_own_generation_config(model, pad, ends):
             output = model.generate(
                 input_ids=torch.tensor(rows, device=model.device),
                 attention_mask=torch.tensor(mask, device=model.device),
@@ -283,16 +282,3 @@ def _up_to_end(tokens: Sequence[int], ends: set[int]) -> list[int]:
     """Return the tokens before the first that ends a summary."""
     stop = next((place for place, token in enumerate(tokens) if token in ends), len(tokens))
     return list(tokens[:stop])
-
-
-@contextmanager
-def _without_own_generation_config(model: Any, pad: int, ends: set[int]) -> Iterator[None]:
-    """Hide the model's own generation config, whose penalties and limits `generate` would add to the protocol."""
-    from transformers import GenerationConfig
-
-    own = model.generation_config
-    model.generation_config = GenerationConfig(pad_token_id=pad, eos_token_id=sorted(ends) or None)
-    try:
-        yield
-    finally:
-        model.generation_config = own

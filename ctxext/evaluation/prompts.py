@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from os.path import commonprefix
 from typing import TYPE_CHECKING, Any
 
@@ -138,6 +139,19 @@ def end_tokens(session: Session) -> set[int]:
     found = getattr(config, "eos_token_id", None)
     ends = set(found) if isinstance(found, list | tuple) else {found}
     return {int(token) for token in ends | {session.tokenizer.eos_token_id} if token is not None}
+
+
+@contextmanager
+def without_own_generation_config(model: Any, pad: int, ends: set[int]) -> Iterator[None]:
+    """Hide the model's own generation config, whose penalties and limits `generate` would add to the protocol."""
+    from transformers import GenerationConfig
+
+    own = model.generation_config
+    model.generation_config = GenerationConfig(pad_token_id=pad, eos_token_id=sorted(ends) or None)
+    try:
+        yield
+    finally:
+        model.generation_config = own
 
 
 def _greedy(reader: Reader, logits: torch.Tensor, cache: Any, count: int, ends: set[int]) -> list[list[int]]:

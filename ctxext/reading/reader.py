@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Any
 
 from ctxext.evaluation.base import Session
-from ctxext.evaluation.prompts import encode, end_tokens
+from ctxext.evaluation.prompts import encode, end_tokens, without_own_generation_config
 from ctxext.evaluation.scoring import TokenScorer, reading
 from ctxext.reading.memory import MemoryConfig, add_memory
 from ctxext.reading.skip import SkipPolicy
@@ -210,22 +210,12 @@ class DocumentReader:
         if not ids:
             raise ValueError("there is nothing to answer: neither a question nor a document that was read")
         prompt = torch.tensor([ids], device=self.model.device)
-        with nullcontext() if self.memory is None else self.memory.frozen():
-            output = self.model.generate(prompt, **self._generation(prompt, max_new_tokens))
+        ends = end_tokens(Session(self.model, self.tokenizer))
+        with (
+            nullcontext() if self.memory is None else self.memory.frozen(),
+            without_own_generation_config(self.model, 0, ends),
+        ):
+            output = self.model.generate(
+                prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=max_new_tokens, do_sample=False
+            )
         return str(self.tokenizer.decode(output[0, prompt.shape[1] :], skip_special_tokens=True))
-
-    def _generation(self, prompt: Any, max_new_tokens: int) -> dict[str, Any]:
-        """Return the options of greedy generation, whatever the checkpoint's own are."""
-        import torch
-
-        return {
-            "max_new_tokens": max_new_tokens,
-            "do_sample": False,
-            "num_beams": 1,
-            "temperature": None,
-            "top_p": None,
-            "top_k": None,
-            "eos_token_id": sorted(end_tokens(Session(self.model, self.tokenizer))) or None,
-            "pad_token_id": 0,
-            "attention_mask": torch.ones_like(prompt),
-        }

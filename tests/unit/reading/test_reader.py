@@ -11,6 +11,7 @@ import pytest
 import torch
 from helpers import BOS, byte_tokenizer, tiny_model
 from torch.nn.functional import cross_entropy
+from transformers import GenerationConfig
 
 from ctxext.reading.memory import MemoryConfig, add_memory
 from ctxext.reading.reader import DocumentReader, WindowRead
@@ -175,6 +176,17 @@ def test_what_is_skipped_leaves_room_for_more_of_the_document(model: Any, tokeni
     seen = "".join(TEXT[window.start : window.end] for window in windows)[-(64 - 8 - 4) :]
     assert reader.tokens_skipped > 0
     assert reader.ask("who?", 8) == answered(model, ids_of(seen + "who?"), 8)
+
+
+def test_a_checkpoints_own_generation_config_has_no_part_in_answers(model: Any, tokenizer: Any) -> None:
+    reader = DocumentReader(model, tokenizer, policy=SkipPolicy(), window=WINDOW, context=64)
+    list(reader.read(TEXT[:60]))
+    plain, own = reader.ask("who?", 12), model.generation_config
+    try:
+        model.generation_config = GenerationConfig(repetition_penalty=50.0, min_new_tokens=3, forced_eos_token_id=65)
+        assert reader.ask("who?", 12) == plain and model.generation_config.repetition_penalty == 50.0
+    finally:
+        model.generation_config = own
 
 
 def test_with_a_memory_a_question_is_a_window_that_reads_it_and_is_not_remembered(model: Any, tokenizer: Any) -> None:

@@ -71,11 +71,11 @@ class ReadingModel(AnsweringModel):
         self.windows.append(input_ids[0].tolist())
         return SimpleNamespace(logits=torch.zeros(1, len(logits_to_keep), 300))
 
-    def generate(self, ids, *, max_new_tokens, eos_token_id, **options):
+    def generate(self, ids, *, max_new_tokens, **options):
         for _ in range(max_new_tokens):
             token = self.next_token(self.tokenizer.decode(ids[0].tolist()))
             ids = torch.cat([ids, torch.tensor([[token]])], dim=1)
-            if token in eos_token_id:
+            if token in self.generation_config.eos_token_id:
                 break
         return ids
 

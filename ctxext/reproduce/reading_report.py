@@ -12,7 +12,7 @@ from ctxext.evaluation.plots import draw_curves
 from ctxext.evaluation.result import versions
 from ctxext.reproduce.pi_claims import Claim
 from ctxext.reproduce.pi_report import REPORT, TABLE, claims_table
-from ctxext.reproduce.reading import Results, Settings
+from ctxext.reproduce.reading import Results, Run, Settings
 
 POINTS = 20  # of a curve
 TITLE = "Random-access reading, reproduced in small"
@@ -20,7 +20,7 @@ TITLE = "Random-access reading, reproduced in small"
 
 def write_report(results: Results, claims: Sequence[Claim], settings: Settings, output: Path) -> dict[str, Any]:
     """Draw the picture and write `report.md` and `report.json` into `output`; return what the latter holds."""
-    pictures = _draw(results, output)
+    pictures = _draw(results, settings, output)
     trained = (
         f"{settings.steps} steps of {settings.tokens_per_step} tokens in {'bfloat16' if settings.bf16 else 'float32'} "
         f"({settings.tuning_steps} of fine-tuning), L = {settings.window}, documents of at least {settings.document} "
@@ -59,7 +59,7 @@ def _at_the_end(skips: Sequence[Sequence[float]]) -> float:
     return statistics.fmean(value for _, value in skips[-max(1, len(skips) // 4) :])
 
 
-def _draw(results: Results, output: Path) -> list[Path]:
+def _draw(results: Results, settings: Settings, output: Path) -> list[Path]:
     """Draw the tokens skipped after a window, by step (the paper's figure 4); nothing where nothing was skipped."""
     shared = {
         "id": "skips",
@@ -69,12 +69,13 @@ def _draw(results: Results, output: Path) -> list[Path]:
         "mark_window": False,
     }
     curves = []
-    for label, rows in results.items():
-        skips = rows[0].get("skips") or []
+    figure_4 = (Run(rate=1), Run(rate=settings.middle), Run(rate=settings.far, scope="stream"))
+    for label in (run.label for run in figure_4 if run.label in results):
+        skips = results[label][0].get("skips") or []
         if any(value for _, value in skips):
             part = max(1, len(skips) // POINTS)
             parts = [skips[at : at + part] for at in range(0, len(skips), part)]
             steps = [points[-1][0] for points in parts]
             values = [statistics.fmean(value for _, value in points) or None for points in parts]
-            curves.append((label, {**shared, "title": "skipping grows as the model learns", "x": steps, "y": values}))
+            curves.append((label, {**shared, "title": "tokens skipped in training", "x": steps, "y": values}))
     return [draw_curves(curves, output / "skips.png")] if curves else []

@@ -160,7 +160,7 @@ def test_what_trainer_and_model_see_in_two_steps(
     trainer, _ = finetune.prepare(["--config", str(ROOT / "configs" / f"{name}.yaml"), *words])
     check_model(trainer, name, method, factor)
     if name == SKIP:
-        assert (trainer.server.window, trainer.server.rows, trainer.server.policy.rate) == (WINDOW - 1, 2, 256)
+        assert (trainer.server.window, trainer.server.rows, trainer.server.policy.rate) == (WINDOW, 2, 256)
     else:
         assert trainer.packs.boundaries == boundaries
     trainer.train()

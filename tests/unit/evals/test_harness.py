@@ -255,6 +255,20 @@ def test_race_is_asked_question_by_question(byte_session, monkeypatch) -> None:
         assert task.doc_to_target(row) == 1 and unit.id == task.config.task
 
 
+def test_docstrings_are_chosen_offline(byte_session) -> None:
+    """The pinned wheel's own text: sympy/assumptions/facts.py is the first held-out file with four docstrings."""
+    session = byte_session(max_position_embeddings=2048)
+    plan, summary = run(Harness(tasks="docstring_choice", max_samples=5), session)
+    task = plan.units[0].work.task
+    first, fifth = task.test_docs()[0], task.test_docs()[4]
+    assert first["signature"] == "def get_known_facts(x=None):"
+    assert first["choices"][first["answer"]] == "Facts between unary predicates."
+    assert fifth["answer"] == 0 and all(len(set(row["choices"])) == 4 for row in task.test_docs())
+    assert task.instances[1].args == ('def get_known_facts(x=None):\n    """', first["choices"][1])
+    assert plan.corpus["documents"] == 5
+    assert list(summary.metrics) == ["docstring_choice/acc", "docstring_choice/acc_norm"]
+
+
 def test_a_model_whose_frequencies_depend_on_the_length_needs_one(byte_checkpoint, write_task, tmp_path) -> None:
     folder = choice_task(write_task)
     patched = patch_checkpoint(byte_checkpoint(), tmp_path / "dynamic", method="dynamic", length=256)["output"]

@@ -15,6 +15,8 @@ from typing import Annotated, Any, TextIO
 
 import typer
 
+from ctxext.analysis.commands import analyze_app
+from ctxext.analysis.search_command import search_app
 from ctxext.evaluation.commands import compare, eval_app, report, sweep
 from ctxext.reading.commands import read
 from ctxext.reproduce.commands import demo, reproduce_app
@@ -181,6 +183,8 @@ app.command("compare")(compare)
 app.command("report")(report)
 app.command("sweep")(sweep)
 app.command("read")(read)
+app.add_typer(analyze_app, name="analyze")
+app.add_typer(search_app, name="search")
 app.add_typer(data_app, name="data")
 app.add_typer(recipe_app, name="recipe")
 app.command("merge")(merge)

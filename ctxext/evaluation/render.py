@@ -142,7 +142,9 @@ def report_text(answer: Mapping[str, Any]) -> str:
 
 
 def sweep_text(ranking: Mapping[str, Any]) -> str:
-    """Return a sweep's ranking as a table, and the command that patches the winner."""
+    """Return a sweep's ranking as a table, the command that patches the winner, and the advice."""
+    from ctxext.evaluation.advice import advice_text
+
     headers = ["method", "long-range loss", "change inside window", "loss inside window", "seconds", "remark"]
     cells = [
         [row["method"], row["long_loss"], row["window_cost"], row["window_loss"], row["seconds"], row["remark"]]
@@ -156,4 +158,4 @@ def sweep_text(ranking: Mapping[str, Any]) -> str:
     ]
     lines += [f"note: {note}" for note in ranking["notes"]]
     lines.append(f"patch with the best: {ranking['command']}" if ranking["command"] else "no method could be tried")
-    return "\n".join(lines)
+    return "\n".join([*lines, advice_text(ranking)])

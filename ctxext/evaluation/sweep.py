@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from ctxext.data.corpora import Corpus, open_corpus
 from ctxext.data.documents import Document, documents_hash
+from ctxext.evaluation.advice import UNPATCHED, advise, memory_needs, serving_support
 from ctxext.evaluation.fingerprint import checkpoint_hash
 from ctxext.evaluation.loading import Loaded, RunSettings, load
 from ctxext.evaluation.progress import progress_bar
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     import torch
 
 FORMAT = "ctxext-sweep"
-UNPATCHED = "(unpatched)"
 LONG_RANGE_TOKENS = 1024
 BUCKETS = "16"
 
@@ -71,36 +71,36 @@ def long_sequences(
 
 
 def chosen_methods(names: Sequence[str] | None) -> list[str]:
-    """Return the methods to try.
+    """Return the methods to try: all that scale the rotary embedding, or those asked for, biases among them.
 
     Raises:
         ValueError: if a name is unknown.
     """
-    from ctxext.positions import METHODS, get_rope_method
+    from ctxext.positions import METHODS, get_method
 
-    return list(METHODS) if names is None else [get_rope_method(name).name for name in names]
+    return list(METHODS) if names is None else [get_method(name).name for name in names]
 
 
-def mean_losses(model: Any, sequences: Sequence[Sequence[int]]) -> torch.Tensor:
-    """Return the loss at each position, averaged over the sequences: `(length,)`, float64, nats per token."""
+def losses_by_sequence(model: Any, sequences: Sequence[Sequence[int]]) -> torch.Tensor:
+    """Return the loss at each position: `(sequences, length)`, float64, nats per token."""
     import torch
 
     scorer = TokenScorer(model)
-    total = torch.zeros(len(sequences[0]) - 1, dtype=torch.double)
-    for ids in sequences:
-        tokens = torch.tensor([ids], dtype=torch.long)
-        total += scorer.nll(tokens[:, :-1], tokens[:, 1:]).double()
-    return total / len(sequences)
+    tokens = [torch.tensor([ids], dtype=torch.long) for ids in sequences]
+    return torch.stack([scorer.nll(row[:, :-1], row[:, 1:]).double() for row in tokens])
 
 
 def _measure(name: str, model: Any, sequences: Sequence[Sequence[int]], window: int) -> dict[str, Any]:
     """Return one row of the ranking."""
     start = time.perf_counter()
-    losses = mean_losses(model, sequences)
+    each = losses_by_sequence(model, sequences)
+    losses = each.mean(dim=0)
+    last = long_range(len(losses), window)
     edges = bucket_edges(len(losses), BUCKETS)
     return {
         "method": name,
-        "long_loss": float(losses[-long_range(len(losses), window) :].mean()),
+        "long_loss": float(losses[-last:].mean()),
+        "long_losses": each[:, -last:].mean(dim=1).tolist(),
         "window_loss": float(losses[:window].mean()),
         "window_cost": None,
         "bucket_loss": [float(losses[low:high].mean()) for low, high in zip(edges[:-1], edges[1:], strict=True)],
@@ -115,22 +115,24 @@ def long_range(length: int, window: int) -> int:
 
 
 def _skipped(name: str, reason: str) -> dict[str, Any]:
-    empty = dict.fromkeys(("long_loss", "window_loss", "window_cost", "bucket_loss", "seconds"))
+    empty = dict.fromkeys(("long_loss", "long_losses", "window_loss", "window_cost", "bucket_loss", "seconds"))
     return {"method": name, **empty, "remark": f"skipped: {reason}"}
 
 
 def _try_method(name: str, loaded: Loaded, sequences: Sequence[Sequence[int]], window: int) -> dict[str, Any]:
     """Patch the model in memory with a method and measure it; a method that cannot be used says why."""
-    from ctxext.positions import get_rope_method
+    from ctxext.positions import BIASES, get_rope_method
     from ctxext.positions.live import fit_length, patch
 
-    method, length = get_rope_method(name), len(sequences[0]) - 1
+    length = len(sequences[0]) - 1
     try:
-        model = fit_length(patch(loaded.model, method=name, length=length), length)
-        row = _measure(name, model, sequences, window)
+        model = patch(loaded.model, method=name, length=length)
+        if name in BIASES:
+            return {**_measure(name, model, sequences, window), "remark": "a bias must be trained first"}
+        row = _measure(name, fit_length(model, length), sequences, window)
     except ValueError as error:
         return _skipped(name, str(error))
-    if not method.is_static:
+    if not get_rope_method(name).is_static:
         row["remark"] = f"frequencies fixed for {length} tokens; shorter inputs are changed less"
     return row
 
@@ -173,7 +175,8 @@ def run_sweep(
         output: also write the ranking to this JSON file, and its curves beside it as PNG.
 
     Returns:
-        A JSON-serialisable dict; `methods` is ranked, `best` is the winner, `command` patches it.
+        A JSON-serialisable dict; `methods` is ranked, `best` is the winner, `command` patches it, `advice` weighs
+        losses, their intervals and the loaders.
 
     Raises:
         ValueError: if the length is not beyond the window, the data too short, or a method unknown.
@@ -188,6 +191,8 @@ def run_sweep(
         raise ValueError(f"--length {length} must be longer than the model's window of {window} tokens")
     corpus = open_corpus(data)
     sequences, used, notes = long_sequences(corpus, loaded.tokenizer, length, documents)
+    folder, size = loaded.folders[0], loaded.model.dtype.itemsize
+    config = loaded.model.config.to_dict()
     rows = []
     with progress_bar("sweep", len(names) + 1) as advance:
         rows.append(_unpatched(loaded, sequences, window))
@@ -196,17 +201,33 @@ def run_sweep(
             loaded = load(source, settings)
             rows.append(_try_method(name, loaded, sequences, window))
             advance(1)
+    for row in rows:
+        row["serving"] = None if row["method"] == UNPATCHED else serving_support(config, row["method"], length)
+    ranked = rank(rows)
     ranking = {
         **_describe(loaded, source, length, window),
         "documents": documents,
         "corpus": {"name": corpus.name, "source": corpus.source, "hash": documents_hash(used)},
         "notes": notes,
-        **_verdict(rank(rows), source, length),
+        **_verdict(ranked, source, length),
+        "memory": memory_needs(folder, length, size),
+        "advice": _advice(ranked, names, documents),
     }
     if output is not None:
         write_whole(output, json.dumps(ranking, indent=1) + "\n")
         draw_ranking(ranking, output.with_suffix(".png"))
     return ranking
+
+
+def _advice(rows: Sequence[dict[str, Any]], names: Sequence[str], documents: int) -> dict[str, Any]:
+    """Return the recommendation, and the biases that were not tried because they mean nothing untrained."""
+    from ctxext.positions import BIASES, METHODS
+
+    changing = [name for name in names if name in METHODS and not METHODS[name].is_static]
+    return {
+        **advise(rows, documents, changing),
+        "must_be_trained": [name for name in BIASES if name not in names],
+    }
 
 
 def _describe(loaded: Loaded, source: str | Path, length: int, window: int) -> dict[str, Any]:

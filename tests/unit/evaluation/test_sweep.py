@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from ctxext.evaluation.loading import RunSettings, load
+from ctxext.evaluation.render import sweep_text
 from ctxext.evaluation.sweep import UNPATCHED, rank, run_sweep
 
 
@@ -86,3 +87,13 @@ def test_what_cannot_be_swept(byte_checkpoint, long_text):
         run_sweep(folder, 256, data=data, methods=["yearn"])
     with pytest.raises(ValueError, match="--documents 0"):
         run_sweep(folder, 256, data=data, documents=0)
+
+
+def test_a_sweep_ends_with_advice(byte_checkpoint, long_text):
+    ranking = run_sweep(byte_checkpoint(), 256, data=str(long_text), documents=1, methods=["pi", "alibi"])
+    rows = {row["method"]: row for row in ranking["methods"]}
+    assert rows["linear"]["long_losses"] == pytest.approx([rows["linear"]["long_loss"]])
+    assert rows["alibi"]["long_loss"] is not None and rows["alibi"]["remark"] == "a bias must be trained first"
+    assert "alibi" not in ranking["advice"]["must_be_trained"] and "t5" in ranking["advice"]["must_be_trained"]
+    assert rows["linear"]["serving"] and rows[UNPATCHED]["serving"] is None
+    assert "without training: " in sweep_text(ranking)

@@ -18,6 +18,7 @@ import typer
 from ctxext.analysis.commands import analyze_app
 from ctxext.analysis.search_command import search_app
 from ctxext.evaluation.commands import compare, eval_app, report, sweep
+from ctxext.hub.commands import card, push
 from ctxext.reading.commands import read
 from ctxext.reproduce.commands import demo, reproduce_app
 from ctxext.training.commands import data_app, merge, recipe_app
@@ -188,6 +189,8 @@ app.add_typer(search_app, name="search")
 app.add_typer(data_app, name="data")
 app.add_typer(recipe_app, name="recipe")
 app.command("merge")(merge)
+app.command("push")(push)
+app.command("card")(card)
 
 
 app.add_typer(reproduce_app, name="reproduce")

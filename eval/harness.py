@@ -101,10 +101,14 @@ class Harness(Evaluation):
         """Return the window, if it was given."""
         return self.max_length or None
 
-    def plan(self, session: Session) -> Plan:
-        """Load the tasks, make their requests and measure each sample."""
+    def check(self) -> None:
+        """Look for lm-eval."""
         if _version() is None:
             raise ValueError("harness needs lm-eval, which is not installed: run `pip install 'ctxext[eval]'`")
+
+    def plan(self, session: Session) -> Plan:
+        """Load the tasks, make their requests and measure each sample."""
+        self.check()
         window = self._window(session.model)
         tasks, groups = self._load_tasks(session.tokenizer)
         session.memo["lm"] = _language_model(session, window)
@@ -147,9 +151,11 @@ class Harness(Evaluation):
         manager = _task_manager(self._names(), self.include_path, metadata)
         try:
             loaded = manager.load(self._names())
-        except ImportError as error:
-            raise ValueError(f"--tasks {self.tasks} cannot be loaded: {error}") from error
+        except Exception as error:  # whatever a task's file or code does wrong, or its data that cannot be had
+            raise ValueError(f"--tasks {self.tasks} cannot be loaded: {type(error).__name__}: {error}") from error
         problems = []
+        if lengths and not any(task.get_config("custom_dataset") for task in loaded["tasks"].values()):
+            problems.append(f"--max-seq-lengths has no effect: no task of --tasks {self.tasks} makes its own samples")
         for name, task in loaded["tasks"].items():
             own = task.get_config("num_fewshot")
             if own == 0 and self.num_fewshot:
@@ -190,7 +196,13 @@ class Harness(Evaluation):
 
     def _build(self, task: Any, kept: list[int], everything: bool) -> None:
         task.set_fewshot_seed(seed=self.seed)
-        task.build_all_requests(**({"limit": self.max_samples or None} if everything else {"samples": kept}))
+        chosen = {"limit": self.max_samples or None} if everything else {"samples": kept}
+        try:
+            task.build_all_requests(**chosen)
+        except Exception as error:  # of the task's templates or code
+            raise ValueError(
+                f"--tasks: no samples can be made of {task.task_name}: {type(error).__name__}: {error}"
+            ) from error
 
     def score(self, session: Session, unit: Unit) -> dict[str, Any]:
         """Let lm-eval score one task; return its metrics."""
@@ -263,7 +275,7 @@ def _task_manager(names: Sequence[str], include_path: str | None, metadata: dict
     for name in names:
         if name not in manager.all_tasks:
             close = difflib.get_close_matches(name, manager.all_tasks, n=1)
-            hint = f"; did you mean {close[0]!r}?" if close else ""
+            hint = f" (did you mean {close[0]!r}?)" if close else ""
             problems.append(f"--tasks: lm-eval {_version()} has no task {name!r}{hint}")
     if problems:
         raise ValueError("; ".join([*problems, "your own are found with --include-path"]))

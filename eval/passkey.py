@@ -128,7 +128,8 @@ class PasskeyRetrieval(Evaluation):
         if high - low + 1 < self.depths:
             raise ValueError(
                 f"--length {self.length} leaves {max(0, high - low + 1)} distances for the key "
-                f"({low} to {high} tokens from the end), fewer than --depths {self.depths}: use a longer --length"
+                f"({low} to {high} tokens from the end), fewer than --depths {self.depths}: use a longer --length "
+                "or fewer --depths"
             )
         session.memo["maker"] = maker
         session.memo["prefix"] = Prefix(Reader(session.model), maker.prefix())

@@ -18,12 +18,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from ctxext.data.corpora import open_corpus
+from ctxext.data.corpora import Corpus
 from ctxext.data.documents import documents_hash
 from ctxext.evals.retrieval_variants import VARIANTS, Trial, Variant
 from ctxext.evals.ruler_words import NOUNS
 from ctxext.evaluation.base import Evaluation, Plan, Plot, Session, Summary, Unit, option
 from ctxext.evaluation.bos import BOS_HELP, bos_token, check_bos_rule
+from ctxext.evaluation.corpus import check_data, open_named
 from ctxext.evaluation.heatmap import DEPTH_LABEL
 from ctxext.evaluation.prefix import Prefix, Reader
 from ctxext.evaluation.prompts import TooLongError, answer, corpus_tokens, encode
@@ -70,7 +71,7 @@ class Retrieval(Evaluation):
             wrong += self._wrong_options()
         else:
             close = difflib.get_close_matches(self.variant, VARIANTS, n=1)
-            hint = f"; did you mean {close[0]!r}?" if close else ""
+            hint = f"; did you mean {close[0]!r}?" if close else "."
             wrong.append(f"--variant {self.variant!r} is not known{hint} Allowed: {', '.join(VARIANTS)}")
         if wrong:
             raise ValueError("; ".join(wrong))
@@ -104,6 +105,15 @@ class Retrieval(Evaluation):
         corpus = ("data", "split", "column")
         return {**scored, **{name: value for name, value in self.used_options().items() if name not in corpus}}
 
+    def _open(self, used: Mapping[str, Any]) -> Corpus:
+        return open_named(used["data"], split=used["split"], column=used["column"])
+
+    def check(self) -> None:
+        """Read the first document of the text that a needle is hidden in."""
+        used = self.used_options()
+        if "data" in used:
+            check_data(used["data"], self._open(used).documents)
+
     def plan(self, session: Session) -> Plan:
         """Make the variant, check that every trial fits, and lay out the depths from the start on."""
         bos = bos_token(session.tokenizer, self.bos)
@@ -130,7 +140,7 @@ class Retrieval(Evaluation):
         used = self.used_options()
         if "data" not in used:
             return []
-        corpus = open_corpus(used["data"], split=used["split"], column=used["column"])
+        corpus = self._open(used)
         ids, documents = corpus_tokens(session.tokenizer, corpus, self.length)
         plan.corpus = {
             "name": corpus.name,

@@ -16,17 +16,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from ctxext.data.corpora import open_corpus
+from ctxext.data.corpora import Corpus
 from ctxext.data.documents import Document, documents_hash
 from ctxext.evals.ruler_lists import common_words, frequent_words
 from ctxext.evals.ruler_qa import QuestionTask, read_questions
 from ctxext.evals.ruler_tasks import Materials, NeedleTask, Sample, Task, track_variables
 from ctxext.evaluation.base import Evaluation, Plan, Plot, Session, Summary, Unit, option
 from ctxext.evaluation.bos import BOS_HELP, bos_token, check_bos_rule
+from ctxext.evaluation.corpus import check_data, open_named
 from ctxext.evaluation.effective import RULER_THRESHOLD, effective_length, weighted_averages
 from ctxext.evaluation.prompts import Haystack, TooLongError, answer, corpus_tokens, noise_tokens
 
-DEFAULT_LENGTH = 4096
+DEFAULT_LENGTH, DEFAULT_DATA = 4096, "sympy-source"
 FULL_SAMPLES = 500
 # A task whose first samples are all too long for a length is refused at it.
 TRIED_TO_FIT = 20
@@ -82,7 +83,7 @@ class Ruler(Evaluation):
     threshold: float = option(RULER_THRESHOLD, "what the mean score (percent) of an effective length must exceed")
     seed: int = option(0, "of everything that is random")
     bos: str = option("auto", BOS_HELP.format(where="prompt's start"))
-    data: str = option("sympy-source", "text to hide in: a corpus by name, or a file or folder", scored=False)
+    data: str = option(DEFAULT_DATA, "text to hide in: a corpus by name, or a file or folder", scored=False)
     split: str | None = option(None, "another split of the corpus", scored=False)
     column: str | None = option(None, "the column that holds the text", scored=False)
     qa_1: str | None = option(None, "questions of qa_1: a SQuAD-style .json or .jsonl file", scored=False)
@@ -113,7 +114,7 @@ class Ruler(Evaluation):
         for name in self._named_tasks():
             if name not in TASKS:
                 close = difflib.get_close_matches(name, TASKS, n=1)
-                hint = f"; did you mean {close[0]!r}?" if close else ""
+                hint = f"; did you mean {close[0]!r}?" if close else "."
                 wrong.append(f"--tasks has no {name!r}{hint} Allowed: all, {', '.join(TASKS)}")
         if self.tasks != "all":
             named = self._named_tasks()
@@ -123,7 +124,14 @@ class Ruler(Evaluation):
                     wrong.append(f"--tasks {name} needs questions: give {flag} FILE")
                 if name not in named and getattr(self, name) is not None:
                     wrong.append(f"{flag} has no effect: --tasks leaves {name} out")
-        return wrong
+        return wrong + self._useless_text(wrong)
+
+    def _useless_text(self, wrong: Sequence[str]) -> list[str]:
+        """Return what is wrong with options that choose a text, where no (known) task hides anything in text."""
+        if wrong or self._needs_text():
+            return []
+        given = {"data": self.data != DEFAULT_DATA, "split": self.split, "column": self.column}
+        return [f"--{name} has no effect: no task of --tasks {self.tasks} reads text" for name in given if given[name]]
 
     def _named_tasks(self) -> list[str]:
         return list(TASKS) if self.tasks == "all" else [name.strip() for name in self.tasks.split(",")]
@@ -138,6 +146,20 @@ class Ruler(Evaluation):
         """Return the tasks in RULER's order, without those that have no questions."""
         named = self._named_tasks()
         return [name for name in TASKS if name in named and (name not in QA_TASKS or getattr(self, name) is not None)]
+
+    def _needs_text(self) -> bool:
+        return any(TASKS[name].needs_text for name in self.tested_tasks())
+
+    def _open(self) -> Corpus:
+        return open_named(self.data, split=self.split, column=self.column)
+
+    def check(self) -> None:
+        """Read the first document of the text, and the questions."""
+        if self._needs_text():
+            check_data(self.data, self._open().documents)
+        for name in QA_TASKS:
+            if name in self.tested_tasks():
+                read_questions(Path(getattr(self, name)))
 
     def protocol(self) -> dict[str, Any]:
         """Return the options that change the score, lengths and tasks spelt out."""
@@ -178,8 +200,8 @@ class Ruler(Evaluation):
         documents: list[Document] = []
         sources: list[dict[str, Any]] = []
         tokens = 0
-        if any(TASKS[name].needs_text for name in self.tested_tasks()):
-            corpus = open_corpus(self.data, split=self.split, column=self.column)
+        if self._needs_text():
+            corpus = self._open()
             ids, documents = corpus_tokens(tokenizer, corpus, longest)
             materials.text = Haystack(tokenizer, ids)
             sources.append(corpus.source)

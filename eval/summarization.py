@@ -15,7 +15,8 @@ import importlib.util
 import math
 import random
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, ClassVar
 
 from ctxext.data.documents import Document, documents_hash
@@ -24,6 +25,7 @@ from ctxext.data.sources import Source
 from ctxext.data.supervised import SUMMARY_PROMPT, encode_prompt, first_tokens, summary_prompt
 from ctxext.evaluation.base import Evaluation, Plan, Session, Summary, Unit, option
 from ctxext.evaluation.bos import BOS_HELP, bos_token, check_bos_rule
+from ctxext.evaluation.corpus import check_data, naming
 from ctxext.evaluation.prompts import end_tokens, without_own_generation_config
 
 ROUGE = ("rouge1", "rouge2", "rougeL")
@@ -104,7 +106,13 @@ class Summarization(Evaluation):
         split = self.split or PAIR_CORPORA.get(self.data, PairCorpus()).split
         options = ("document_column", "summary_column", "data_id", "data_config", "data_revision")
         given = {name: getattr(self, name) for name in options}
-        return open_pairs(Source(data=self.data, kind="summary", split=split, **given))
+        pairs = open_pairs(Source(data=self.data, kind="summary", split=split, **given))
+        return replace(pairs, read=partial(naming, pairs.read, self.data))
+
+    def check(self) -> None:
+        """Look for rouge-score, and read the first document."""
+        _require_rouge()
+        check_data(self.data, self._open().read)
 
     def _kept(self, pairs: Pairs, plan: Plan) -> Iterator[Pair]:
         """Yield the pairs to score; count those without a summary to compare with in `plan`."""
@@ -125,8 +133,7 @@ class Summarization(Evaluation):
 
     def plan(self, session: Session) -> Plan:
         """Cut the documents, and batch those of similar length."""
-        if importlib.util.find_spec("rouge_score") is None:
-            raise ValueError("summarization needs rouge-score, which is not installed: pip install 'ctxext[eval]'")
+        _require_rouge()
         plan = Plan(units=[])
         pairs = self._open()
         bos = bos_token(session.tokenizer, self.bos)
@@ -269,6 +276,11 @@ class _DrawnToken:
         last = (probabilities > 0).sum(dim=-1, keepdim=True) - 1
         token = order.gather(-1, torch.minimum(place, last))
         return torch.full_like(scores, -math.inf).scatter(-1, token, 0.0)
+
+
+def _require_rouge() -> None:
+    if importlib.util.find_spec("rouge_score") is None:
+        raise ValueError("summarization needs rouge-score, which is not installed: pip install 'ctxext[eval]'")
 
 
 def _pad_token(session: Session) -> int:

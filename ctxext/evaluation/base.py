@@ -167,6 +167,14 @@ class Evaluation(ABC):
         length = getattr(self, "length", None)
         return length if isinstance(length, int) else None
 
+    def check(self) -> None:  # noqa: B027  # most evaluations have nothing to check
+        """Refuse what must fail whatever the checkpoint is, such as data that is not there, before one is loaded.
+
+        Raises:
+            ValueError: if data, a package or another thing that the options name cannot be used.
+            OSError: if it cannot be read.
+        """
+
     @abstractmethod
     def plan(self, session: Session) -> Plan:
         """Return the units of work.

@@ -2,10 +2,57 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
 
-from ctxext.data.corpora import Corpus, open_corpus
+from ctxext.data.corpora import CORPORA, Corpus, open_corpus
 from ctxext.evaluation.base import Evaluation, option
+
+Row = TypeVar("Row")
+
+
+def naming(read: Callable[[], Iterator[Row]], data: str) -> Iterator[Row]:
+    """Yield what `read` does; an error that does not name what was read, as those of libraries, is made to.
+
+    Raises:
+        ValueError: if it cannot be read, with `data` in the message.
+    """
+    try:
+        yield from read()
+    except (ValueError, OSError) as error:
+        if Path(data).name in str(error):
+            raise
+        raise ValueError(f"--data {data} cannot be read: {error}") from error
+
+
+def check_data(data: str, read: Callable[[], Iterator[Any]]) -> None:
+    """Read the first row of some data, so that what is not there is refused before a checkpoint is loaded.
+
+    Raises:
+        ValueError: if there is none, or it cannot be read.
+    """
+    path = Path(data).expanduser()
+    if path.is_file() and path.stat().st_size == 0:
+        raise ValueError(f"--data {data} is an empty file: use other data")
+    if next(read(), None) is None:
+        what = "has no .txt file" if path.is_dir() else "has no document"
+        raise ValueError(f"--data {data} {what}: use other data")
+
+
+def open_named(data: str, *, column: str | None = None, **options: str | None) -> Corpus:
+    """Open a corpus as `open_corpus` does, with every error of reading it naming `data`.
+
+    Raises:
+        ValueError: if there is none of that name, or an option cannot take effect.
+    """
+    path = Path(data).expanduser()
+    if column is not None and data not in CORPORA and (path.is_dir() or path.suffix == ".txt"):
+        raise ValueError(f"--column cannot take effect with the data {data!r}: text files have no columns")
+    corpus = open_corpus(data, column=column, **options)
+    return replace(corpus, read=partial(naming, corpus.read, data))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +74,7 @@ class CorpusEvaluation(Evaluation):
         Raises:
             ValueError: if there is none of that name, or an option cannot take effect.
         """
-        return open_corpus(
+        return open_named(
             self.data,
             split=self.split,
             column=self.column,
@@ -35,3 +82,7 @@ class CorpusEvaluation(Evaluation):
             data_config=self.data_config,
             data_revision=self.data_revision,
         )
+
+    def check(self) -> None:
+        """Read the corpus' first document."""
+        check_data(self.data, self.open_corpus().documents)

@@ -178,6 +178,19 @@ def _resolve(source: str) -> Path:
     return Path(resolve_checkpoint(source))
 
 
+def _load_tokenizer(folder: Path, trust_remote_code: bool) -> Any:
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
+    except (ValueError, OSError, ImportError) as error:
+        if any(folder.glob("token*")):
+            raise ValueError(f"the tokenizer of {folder} cannot be loaded: {error}") from error
+        raise ValueError(
+            f"{folder} has no tokenizer: copy tokenizer.json and tokenizer_config.json of the model it was made from"
+        ) from error
+
+
 def load(
     source: str | Path, settings: RunSettings, length: int | None = None, processes: Processes | None = None
 ) -> Loaded:
@@ -194,7 +207,8 @@ def load(
         OSError: if a file of the checkpoint cannot be read.
     """
     import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from safetensors import SafetensorError
+    from transformers import AutoModelForCausalLM
 
     folder = source if isinstance(source, Path) else _resolve(source)
     if not (folder / "config.json").is_file():
@@ -202,16 +216,20 @@ def load(
     if has_bias(read_json(folder / "config.json")):
         import ctxext.modeling  # noqa: F401  # so that it loads without running its own code
     adapter = _resolve(settings.adapter) if settings.adapter else None
+    if adapter is not None and not (adapter / "adapter_config.json").is_file():
+        raise ValueError(f"--adapter {settings.adapter} is no peft adapter: it has no adapter_config.json")
     trust = {"trust_remote_code": settings.trust_remote_code}
     dtype = settings.dtype if settings.dtype == "auto" else getattr(torch, settings.dtype)
     placement = {**_placement(settings, processes or Processes()), **_quantization(settings)}
+    tokenizer = _load_tokenizer(folder, settings.trust_remote_code)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, **trust)
         model = AutoModelForCausalLM.from_pretrained(
             folder, dtype=dtype, attn_implementation=settings.attn, **placement, **trust
         )
     except ImportError as error:
         raise ValueError(f"cannot load {folder} with --attn {settings.attn}: {error}") from error
+    except SafetensorError as error:
+        raise ValueError(f"the weights of {folder} are damaged ({error}): run `ctxext doctor {folder}`") from error
     rope = rope_parameters(model.config)
     if adapter is not None:
         model = _apply_adapter(model, adapter)

@@ -41,7 +41,7 @@ def load(name: str) -> type[Evaluation]:
     points = available()
     if name not in points:
         close = difflib.get_close_matches(name, points, n=1)
-        hint = f"; did you mean {close[0]!r}?" if close else ""
+        hint = f"; did you mean {close[0]!r}?" if close else "."
         raise ValueError(f"no evaluation is called {name!r}{hint} Installed: {', '.join(points) or 'none'}")
     try:
         kind = points[name].load()

@@ -112,6 +112,24 @@ def write_whole(path: Path, text: str) -> None:
         raise
 
 
+def check_output(path: Path) -> None:
+    """Refuse a file that could not be written, before an hour is spent on its content; nothing is left behind.
+
+    Raises:
+        ValueError: if `path` is a folder, or no file can be made in its folder.
+    """
+    if path.is_dir():
+        raise ValueError(f"--output {path} is a folder: name a file in it, such as {path / 'result.json'}")
+    folder = next(parent for parent in path.absolute().parents if parent.exists())
+    try:
+        with tempfile.NamedTemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise ValueError(
+            f"--output {path} cannot be written: {folder} takes no files ({error.strerror}); name a file elsewhere"
+        ) from error
+
+
 def versions() -> dict[str, str]:
     """Return the versions that a score may depend on."""
     packages = {name: importlib.metadata.version(name) for name in ("ctxext", "torch", "transformers")}

@@ -16,7 +16,7 @@ from ctxext.evaluation.loading import Loaded, RunSettings, load, original_window
 from ctxext.evaluation.partial import Partial, left_behind, partial_path, run_key
 from ctxext.evaluation.processes import Processes, join_processes
 from ctxext.evaluation.progress import progress_bar
-from ctxext.evaluation.result import Result, versions
+from ctxext.evaluation.result import Result, check_output, versions
 
 DEFAULT_FOLDER = Path("runs")
 
@@ -43,6 +43,8 @@ def run_evaluation(
     """
     settings = settings or RunSettings()
     processes = join_processes()
+    evaluation.check()
+    check_output(output or DEFAULT_FOLDER / "result.json")
     loaded = load(source, settings, evaluation.evaluated_length(), processes)
     session = Session(loaded.model, loaded.tokenizer, settings.batch_size)
     with ThreadPoolExecutor(1) as background:

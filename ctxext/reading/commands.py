@@ -53,6 +53,31 @@ def read(
     top_k: Annotated[int | None, typer.Option(help="Keys that a query reads.  [default: all]")] = None,
     sinks: Annotated[int | None, typer.Option(help="First tokens that are never forgotten.  [default: 0]")] = None,
     offload: Annotated[bool, typer.Option("--offload", help="Keep the memory in the CPU's memory.")] = False,
+    eviction: Annotated[
+        str | None,
+        typer.Option(
+            help="What a full memory forgets: the oldest (fifo), the least recently (lra) or the least frequently "
+            "attended (lfa).  [default: fifo]"
+        ),
+    ] = None,
+    index: Annotated[
+        str | None,
+        typer.Option(
+            help="How the --top-k keys are found: exact, or approximate for memories of many thousands of tokens "
+            "(needs faiss).  [default: exact]"
+        ),
+    ] = None,
+    probed: Annotated[
+        float | None,
+        typer.Option(help="Share of an approximate index that a query looks into, up to 1.  [default: 0.0625]"),
+    ] = None,
+    wait: Annotated[
+        int | None,
+        typer.Option(
+            help="Remember a second reading of each window, in which a token sees so many of those behind it.  "
+            "[default: 0, the first reading]"
+        ),
+    ] = None,
     gates: Annotated[bool, typer.Option("--gates", help="Read the memory through the checkpoint's gates.")] = False,
     confidence: Annotated[
         str, typer.Option(help="Losses of the document's tokens (document), or of the model's own choices (model).")
@@ -91,6 +116,10 @@ def read(
         top_k=top_k,
         sinks=sinks,
         offload=offload,
+        eviction=eviction,
+        index=index,
+        probed=probed,
+        wait=wait,
         gates=gates,
         confidence=confidence,
         sections=sections,

@@ -1,9 +1,11 @@
-"""A first-in first-out memory of keys and values at every layer, read together with the window.
+"""A memory of past keys and values at every layer, read together with the window.
 
 Random-access reading gives the reader a memory (arXiv 2405.13216, section 3, "Working with Memory Mechanism"): past
 keys and values of every layer, of which each query and head retrieves the k best among the window's keys and the
-remembered ones together (Attendre, arXiv 2401.04881). Retrieval is exact. A gate by head, that mixes attention to the
-window with attention to the memory instead, is Memorizing Transformers' (arXiv 2203.08913, section 3.2).
+remembered ones together (Attendre, arXiv 2401.04881). Which keys are the best is found by scoring all of them, or by
+an index of them (`ctxext.reading.memory_index`). The oldest are evicted first, or the least attended
+(`ctxext.reading.memory_state`). A gate by head, that mixes attention to the window with attention to the memory
+instead, is Memorizing Transformers' (arXiv 2203.08913, section 3.2).
 
 Positions. A remembered key was rotated by a position in a window that is gone, and true distances outgrow what the
 model was trained on. Keys are therefore stored without their rotation, and are read as if all of them stood at one
@@ -19,6 +21,14 @@ never the memory. `MemoryConfig.distance` puts the memory further away.
 Memory and gradients. What is remembered is detached: gradients flow through the window, the queries and the gate.
 Each forward pass reads the memory as it was when the pass began, also where layers run again in the backward pass
 (gradient checkpointing).
+
+Waiting to attend. In Attendre queries wait in a memory of their own and attend when they are evicted from it, so that
+they read keys of tokens behind theirs, as an encoder's do. A causal model predicts the next token from every query's
+output, and layers pass on what they read: if any layer let a query wait, predictions would see their targets. Here a
+window is therefore read twice. The first reading is causal, and alone predicts. In the
+second each query sees the next `wait` tokens of the window too; its keys and values are what is remembered, and
+nothing else of it is used. Later windows alone read them, whose targets all lie behind the window. Nothing trains the
+second reading itself, as what is remembered is detached: the model learns to read what it gives.
 
     memory = add_memory(model, MemoryConfig(size=1536, top_k=128))
     for windows in server:  # of rows of one document each
@@ -43,8 +53,12 @@ from safetensors import safe_open
 from torch import nn
 from transformers.cache_utils import Cache
 
-from ctxext.reading.memory_attention import GATE, NAME, Reading, Remembered
+from ctxext.reading.memory_attention import GATE, NAME
+from ctxext.reading.memory_index import faiss
+from ctxext.reading.memory_pass import Reading
+from ctxext.reading.memory_state import EVICTIONS, Remembered
 
+INDEXES = ("exact", "approximate")
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 _GATE_START = -3.0  # sigmoid 0.05: a pretrained model begins nearly as it was, and the gate still has a gradient
 
@@ -63,6 +77,13 @@ class MemoryConfig:
         distance: Of the remembered keys' one position from the window's first token, in tokens. 1 keeps within the
             window's own distances; a model trained on longer ones may read the memory better from further away.
         offload: Whether the memory lies in the CPU's memory and is copied to the device layer by layer.
+        eviction: What goes when the memory is full: `fifo`, the oldest; `lra`, the least recently attended; `lfa`, the
+            least frequently attended. See `ctxext.reading.memory_state`.
+        index: `exact`, every remembered key is scored, or `approximate`, those that an index finds (faiss, on the CPU;
+            extra `read`): for memories of many thousands of tokens. Needs `top_k`.
+        probed: Share of the index's cells that a query looks into: recall against time. 1 finds what `exact` does.
+        wait: Tokens that a query waits for before it attends, when a window is read a second time to be remembered; 0
+            remembers the first reading. A window then costs two forward passes.
     """
 
     size: int = 1536
@@ -71,6 +92,10 @@ class MemoryConfig:
     sinks: int = 0
     distance: int = 1
     offload: bool = False
+    eviction: str = "fifo"
+    index: str = "exact"
+    probed: float = 0.0625
+    wait: int = 0
 
     def __post_init__(self) -> None:
         wrong = []
@@ -82,6 +107,16 @@ class MemoryConfig:
             wrong.append(f"sinks {self.sinks} must be 0 or more, and fewer than size {self.size}")
         if self.distance < 1:
             wrong.append(f"distance {self.distance} must be at least 1 token: 0 is the window's own first position")
+        if self.eviction not in EVICTIONS:
+            wrong.append(f"eviction {self.eviction!r} is none of {', '.join(EVICTIONS)}")
+        if self.index not in INDEXES:
+            wrong.append(f"index {self.index!r} is none of {', '.join(INDEXES)}")
+        if self.index == "approximate" and self.top_k is None:
+            wrong.append("index 'approximate' needs top_k, how many keys it is to find")
+        if not 0 < self.probed <= 1:
+            wrong.append(f"probed {self.probed} must be above 0, and 1 at most")
+        if self.wait < 0:
+            wrong.append(f"wait {self.wait} must be 0 or a number of tokens")
         if wrong:
             raise ValueError("; ".join(wrong))
 
@@ -96,18 +131,25 @@ class Memory:
         model: It is changed in place.
         config: What is remembered and how it is read.
 
+    Raises:
+        ValueError: If the model is of no family that `add_memory` takes, or an approximate index lacks its library.
+
     Attributes:
         remembered: What the rows of a batch remember. It never changes in place: a training loop that reads several
             batches in turn, as with gradient accumulation, keeps one for each and puts it here before it reads on.
     """
 
     def __init__(self, model: nn.Module, config: MemoryConfig) -> None:
+        if config.index == "approximate":
+            faiss()
         self.model, self.config = model, config
         self._decoder = _decoder_of(model)
         self._attentions = [layer.self_attn for layer in self._decoder.layers]
         self.remembered: Remembered | None = None
         self._frozen = False
         self._reading: Reading | None = None
+        self._call: tuple[tuple[Any, ...], dict[str, Any]] = (), {}  # of the decoder
+        self._waiting = False  # the window is being read the second time
         self._begun: WeakKeyDictionary[Any, Reading] = WeakKeyDictionary()
         self._attention_before = self._decoder.config._attn_implementation
         self._decoder.set_attn_implementation(NAME)
@@ -145,7 +187,7 @@ class Memory:
         forget = torch.as_tensor(rows, device=valid.device)
         if forget.dtype != torch.bool or forget.shape != valid.shape[:1]:
             raise ValueError(f"rows must be {len(valid)} of true and false, one for each row, not {rows}")
-        self.remembered = Remembered(self.remembered.layers, valid & ~forget[:, None])
+        self.remembered = self.remembered.forget(forget)
 
     @contextmanager
     def frozen(self) -> Iterator[None]:
@@ -192,6 +234,8 @@ class Memory:
 
     def _begin(self, decoder: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Give a forward pass its reading; transformers hands the keyword on to every layer's attention."""
+        if self._waiting:
+            return None
         cache = next((value for value in (*args, *kwargs.values()) if isinstance(value, Cache)), None)
         if cache is None or int(cache.get_seq_length()) == 0:
             mask = kwargs.get("attention_mask", args[1] if len(args) > 1 else None)
@@ -201,6 +245,8 @@ class Memory:
             self._reading = Reading(self.config, begun.remembered, False, before=begun.before)
         else:
             raise ValueError("this cache was not begun with the memory: begin with an empty one, and do not copy it")
+        if self.config.wait and self._reading.appends:
+            self._call = args, kwargs
         return args, {**kwargs, "reading": self._reading}
 
     def _place(self, rotary: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], window: Any) -> None:
@@ -210,16 +256,41 @@ class Memory:
             self._reading.place(rotary, args[0], positions)
 
     def _end(self, decoder: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+        if self._waiting:
+            return
         reading, self._reading = self._reading, None
         assert reading is not None
         if reading.appends:
+            kept = self._read_again(reading) if self.config.wait else reading
             with torch.inference_mode(False), torch.no_grad():  # what inference remembers, training may read
-                self.remembered = reading.append()
+                self.remembered = kept.append()
         reading.finish()
         values = output if isinstance(output, tuple) else output.values()
         cache = next((value for value in values if isinstance(value, Cache)), None)
         if cache is not None and reading.real is not None:  # it read a window, and does not continue one
             self._begun[cache] = reading
+
+    def _read_again(self, reading: Reading) -> Reading:
+        """Read the window a second time, by queries that have waited; return that reading."""
+        again = reading.again()
+        (args, kwargs), self._call = self._call, ((), {})
+        tokens = reading.window[0].shape[1] if reading.window is not None else 0
+        args = tuple(None if isinstance(value, Cache) else _of_window(value, tokens) for value in args)
+        kwargs = {name: _of_window(v, tokens) for name, v in kwargs.items() if not isinstance(v, Cache)}
+        self._waiting = True
+        try:
+            with torch.no_grad():
+                self._decoder(*args, **{**kwargs, "use_cache": False, "reading": again})
+        finally:
+            self._waiting = False
+        return again
+
+
+def _of_window(value: Any, tokens: int) -> Any:
+    """Return a mask of queries by keys, or one for each kind of layer, without the keys of an empty static cache."""
+    if isinstance(value, dict):
+        return {kind: _of_window(mask, tokens) for kind, mask in value.items()}
+    return value[..., :tokens] if isinstance(value, torch.Tensor) and value.ndim == 4 else value
 
 
 def _decoder_of(model: nn.Module) -> Any:

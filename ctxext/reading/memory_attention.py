@@ -1,10 +1,10 @@
-"""Attention to a window and a memory, and what one forward pass knows of the memory (see `ctxext.reading.memory`)."""
+"""Attention to a window and a memory (see `ctxext.reading.memory`)."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import nn
@@ -12,176 +12,14 @@ from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import sdpa_mask
 
-if TYPE_CHECKING:
-    from ctxext.reading.memory import MemoryConfig
+from ctxext.reading.memory_pass import Found, Reading
+from ctxext.reading.memory_state import best
 
 NAME = "ctxext_memory"  # of the attention function
 GATE = "memory_gate"  # the parameter on every attention module, `(heads,)`
 
-
-@dataclass(frozen=True)
-class Remembered:
-    """What the rows remember; never changed in place, so that a forward pass keeps what it began with.
-
-    Attributes:
-        layers: Keys without rotation and values of each layer, `(batch, key heads, slots, head_dim)` each.
-        valid: `(batch, slots)`, false where a row remembers less than others. Oldest first.
-    """
-
-    layers: list[tuple[torch.Tensor, torch.Tensor]]
-    valid: torch.Tensor
-
-
-@dataclass
-class Reading:
-    """One forward pass: the memory as it was when it began, and what it will add.
-
-    Attributes:
-        config: Of the memory.
-        remembered: None where nothing is.
-        appends: Whether the pass reads a window that is to be remembered.
-        mask: The attention mask that the model was called with.
-        window: Cosines and sines of the window, `(batch or 1, tokens, head_dim)`.
-        before: Cosines and sines of the position where each row's memory stands, `(batch, 1, head_dim)`.
-        real: `(batch, tokens)`, false for padding.
-        added: Keys without rotation and values of the window, by layer.
-    """
-
-    config: MemoryConfig
-    remembered: Remembered | None
-    appends: bool
-    mask: Any = None
-    window: tuple[torch.Tensor, torch.Tensor] | None = None
-    before: tuple[torch.Tensor, torch.Tensor] | None = None
-    real: torch.Tensor | None = None
-    added: dict[int, tuple[torch.Tensor, torch.Tensor]] = field(default_factory=dict)
-
-    def place(self, rotary: Any, states: torch.Tensor, positions: torch.Tensor) -> None:
-        """Note where each row's window begins.
-
-        Args:
-            rotary: The model's rotary embedding.
-            states: `(batch, tokens, width)`.
-            positions: `(batch or 1, tokens)`.
-
-        Raises:
-            ValueError: If a row holds more than one sequence, or not the rows that the memory has.
-        """
-        batch, tokens = states.shape[:2]
-        if self.remembered is not None and len(self.remembered.valid) != batch:
-            rows = len(self.remembered.valid)
-            raise ValueError(f"a batch of {batch} rows, but the memory is of {rows}: reset() it first")
-        self.real = _real(self.mask, batch, tokens, states.device)
-        positions = positions.expand(batch, tokens)
-        both = self.real[:, 1:] & self.real[:, :-1]
-        if bool((both & (positions.diff(dim=1) != 1)).any()):
-            raise ValueError("a row's positions jump: a window with memory holds one sequence a row, none packed")
-        first = positions.masked_fill(~self.real, torch.iinfo(positions.dtype).max).amin(dim=1)
-        first = first.where(self.real.any(dim=1), 0)  # a row of padding alone reads as any other
-        angles = (first - self.config.distance)[:, None, None].float() * rotary.inv_freq.float()
-        angles = torch.cat((angles, angles), dim=-1)
-        self.before = angles.cos() * rotary.attention_scaling, angles.sin() * rotary.attention_scaling
-
-    def take(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> None:
-        """Keep the window's keys and values of a layer, `(batch, key heads, keys, head_dim)`, for `append`."""
-        if not self.appends or self.window is None:
-            return
-        tokens = self.window[0].shape[1]  # a static cache has more keys, which are not filled yet
-        unrotated = unrotate(key[:, :, :tokens].detach(), *self.window)
-        self.added[layer] = unrotated, value[:, :, :tokens].detach()
-
-    def recall(self, layer: int, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None:
-        """Return keys, rotated to before the window, and values of a layer, and `(batch, 1, 1, slots)` what is valid.
-
-        Args:
-            layer: Its number.
-            like: Has the device and dtype of the result.
-        """
-        if self.remembered is None or self.before is None:
-            return None
-        key, value = (states.to(like.device, like.dtype) for states in self.remembered.layers[layer])
-        cos, sin = (part.to(like.device) for part in self.before)
-        return rotate(key, cos, sin), value, self.remembered.valid.to(like.device)[:, None, None, :]
-
-    def append(self) -> Remembered | None:
-        """Return the memory with the window appended and the oldest tokens beyond its size evicted, but the sinks."""
-        if not self.added or self.real is None:
-            return self.remembered
-        old, size, sinks = self.remembered, self.config.size, self.config.sinks
-        valid = self.real if old is None else torch.cat([old.valid.to(self.real.device), self.real], dim=1)
-        rank = valid.cumsum(dim=1) - 1
-        kept = valid & ((rank < sinks) | (rank >= valid.sum(dim=1, keepdim=True) - (size - sinks)))
-        order = (~kept).int().argsort(dim=1, stable=True)[:, :size]
-        layers = []
-        for layer in sorted(self.added):
-            states = []
-            for number, new in enumerate(self.added[layer]):
-                where = torch.device("cpu") if self.config.offload else new.device
-                both = new.to(where) if old is None else torch.cat([old.layers[layer][number], new.to(where)], dim=2)
-                index = order.to(where)[:, None, :, None].expand(-1, both.shape[1], -1, both.shape[3])
-                states.append(both.gather(2, index))
-            layers.append((states[0], states[1]))
-        return Remembered(layers, kept.gather(1, order))
-
-    def finish(self) -> None:
-        """Let go of what the pass added; layers that run again in the backward pass add nothing."""
-        self.appends, self.mask, self.window = False, None, None
-        self.added = {}
-
-
-def _real(mask: Any, batch: int, tokens: int, device: torch.device) -> torch.Tensor:
-    """Return `(batch, tokens)`, false for padding, from any attention mask that a model takes."""
-    if isinstance(mask, dict):  # one for each kind of layer
-        mask = next(iter(mask.values()))
-    if mask is None:
-        return torch.ones(batch, tokens, dtype=torch.bool, device=device)
-    if mask.ndim == 4:  # padding does not see itself
-        if mask.dtype != torch.bool:
-            raise ValueError(f"a mask of queries by keys must be bool with a memory, not {mask.dtype}")
-        mask = mask[:, 0, :, :tokens].diagonal(dim1=1, dim2=2)
-    real: torch.Tensor = mask[:, -tokens:].to(device) != 0
-    return real.expand(batch, tokens)
-
-
-def rotate(states: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Return keys rotated as LLaMA rotates them, computed in float32 or better.
-
-    Args:
-        states: `(batch, heads, keys, head_dim)`.
-        cos: `(batch or 1, keys or 1, head_dim)`, times the attention factor.
-        sin: As `cos`.
-    """
-    wide = states.to(torch.promote_types(states.dtype, torch.float32))
-    one, other = wide.chunk(2, dim=-1)
-    return (wide * cos[:, None] + torch.cat((-other, one), dim=-1) * sin[:, None]).to(states.dtype)
-
-
-def unrotate(states: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Return keys as they were before `rotate`; arguments as there. The attention factor is taken out too."""
-    cos, sin = (part.to(torch.promote_types(part.dtype, torch.float32)) for part in (cos, sin))
-    squared = cos**2 + sin**2
-    return rotate(states, cos / squared, -sin / squared)
-
-
-def best(scores: torch.Tensor, count: int) -> torch.Tensor:
-    """Return which keys are the best: `(..., keys)` bool; of equal scores the last ones.
-
-    Args:
-        scores: `(..., keys)`, minus infinity for what is hidden.
-        count: k, at most as many as there are keys.
-
-    Returns:
-        `count` true ones in a row; all of a row that sees fewer keys than that, hidden ones too.
-    """
-    least = scores.topk(count, dim=-1, sorted=False).values.amin(dim=-1, keepdim=True)
-    among = scores >= least
-    tied = (among.sum(dim=-1, keepdim=True) > count) & (least > -math.inf)
-    if scores.device.type == "cpu" and not tied.any():  # of a GPU, asking would wait for it
-        return among
-    equal = scores == least
-    room = count - (among & ~equal).sum(dim=-1, keepdim=True)
-    from_the_end = equal.flip(-1).cumsum(dim=-1, dtype=torch.int32).flip(-1)
-    return among & (~tied | ~equal | (from_the_end <= room))
+Window = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # keys, values and what is visible
+Note = Callable[[torch.Tensor, torch.Tensor], None]  # of weights, and of how many keys each query read
 
 
 def attend(
@@ -193,6 +31,7 @@ def attend(
     top_k: int | None,
     scaling: float,
     dropout: float,
+    note: Note | None = None,
 ) -> torch.Tensor:
     """Attend to the k best keys: `(batch, heads, queries, head_dim)`.
 
@@ -204,19 +43,57 @@ def attend(
         top_k: k; None reads all.
         scaling: Of the logits.
         dropout: Probability that a weight is dropped.
+        note: Is told the weights and how many keys each query read.
     """
     visible = visible | ~visible.any(dim=-1, keepdim=True)  # a softmax of nothing is no number
     groups = query.shape[1] // key.shape[1]
     key, value = (states.repeat_interleave(groups, dim=1) if groups > 1 else states for states in (key, value))
-    if top_k is None or top_k >= key.shape[2]:
+    if note is None and (top_k is None or top_k >= key.shape[2]):
         return scaled_dot_product_attention(query, key, value, attn_mask=visible, dropout_p=dropout, scale=scaling)
     wide = torch.promote_types(query.dtype, torch.float32)  # in bf16 different scores would be equal
     scores = (query.to(wide) * scaling) @ key.to(wide).transpose(-1, -2)
-    with torch.no_grad():
-        read = visible & best(scores.masked_fill(~visible, -math.inf), top_k)
-    scores = scores.masked_fill(~read, -math.inf)
-    weights = torch.dropout(torch.softmax(scores, dim=-1), dropout, dropout > 0.0)
-    return weights.to(value.dtype) @ value
+    weights = _weights(scores, visible, top_k, note)
+    return torch.dropout(weights, dropout, dropout > 0.0).to(value.dtype) @ value
+
+
+def attend_found(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    visible: torch.Tensor,
+    found: Found,
+    *,
+    top_k: int,
+    scaling: float,
+    dropout: float,
+    note: Note | None = None,
+) -> torch.Tensor:
+    """Attend to the k best of what an index found and of other keys; arguments and result as `attend` has them."""
+    groups = query.shape[1] // key.shape[1]
+    key, value = (states.repeat_interleave(groups, dim=1) if groups > 1 else states for states in (key, value))
+    visible = torch.cat([found.slots >= 0, visible.expand(-1, query.shape[1], query.shape[2], -1)], dim=-1)
+    visible = visible | ~visible.any(dim=-1, keepdim=True)
+    wide = torch.promote_types(query.dtype, torch.float32)
+    turned, near = (states.to(wide) * scaling for states in (found.query, query))
+    scores = torch.cat(
+        [(found.key.to(wide) @ turned[..., None])[..., 0], near @ key.to(wide).transpose(-1, -2)], dim=-1
+    )
+    weights = torch.dropout(_weights(scores, visible, top_k, note), dropout, dropout > 0.0).to(value.dtype)
+    remembered, window = weights.tensor_split([found.key.shape[3]], dim=-1)
+    out: torch.Tensor = (remembered[..., None, :] @ found.value)[..., 0, :] + window @ value
+    return out
+
+
+def _weights(scores: torch.Tensor, visible: torch.Tensor, top_k: int | None, note: Note | None) -> torch.Tensor:
+    """Return the softmax over the k best of the visible scores, `(batch, heads, queries, keys)`."""
+    scores, read = scores.where(visible, -math.inf), visible.expand_as(scores)
+    if top_k is not None and top_k < scores.shape[-1]:
+        chosen = best(scores.detach(), top_k)
+        scores, read = scores.where(chosen, -math.inf), visible & chosen
+    weights = torch.softmax(scores, dim=-1)
+    if note is not None:
+        note(weights.detach(), read.sum(dim=-1, keepdim=True))
+    return weights
 
 
 def memory_attention(
@@ -253,24 +130,72 @@ def memory_attention(
         raise ValueError(f"the attention {NAME!r} needs a memory: call ctxext.reading.memory.add_memory(model, ...)")
     if attention_mask.dtype != torch.bool:
         raise ValueError(f"a mask of queries by keys must be bool with a memory, not {attention_mask.dtype}")
-    layer, top_k = int(module.layer_idx), reading.config.top_k  # type: ignore[arg-type]
+    layer, config = int(module.layer_idx), reading.config  # type: ignore[arg-type]
     reading.take(layer, key, value)
-    recalled, gate = reading.recall(layer, key), getattr(module, GATE, None)
-    visible = attention_mask[..., : key.shape[2]].expand(len(query), -1, -1, -1)
-    scaling = query.shape[-1] ** -0.5 if scaling is None else scaling
+    visible = reading.seen(attention_mask[..., : key.shape[2]].expand(len(query), -1, -1, -1))
+    how: dict[str, Any] = {"scaling": query.shape[-1] ** -0.5 if scaling is None else scaling, "dropout": dropout}
+    gate = getattr(module, GATE, None)
+    read = _read_near if config.index == "approximate" else _read_all
     if gate is None:
-        if recalled is not None:
-            key, value = torch.cat([recalled[0], key], dim=2), torch.cat([recalled[1], value], dim=2)
-            visible = torch.cat([recalled[2].expand(-1, -1, query.shape[2], -1), visible], dim=-1)
-        out = attend(query, key, value, visible, top_k=top_k, scaling=scaling, dropout=dropout)
+        out = read(reading, layer, query, (key, value, visible), how)
+        out = attend(query, key, value, visible, top_k=config.top_k, **how) if out is None else out
     else:
-        out = attend(query, key, value, visible, top_k=None, scaling=scaling, dropout=dropout)
+        out = attend(query, key, value, visible, top_k=None, **how)
         share = torch.sigmoid(gate)[None, :, None, None].to(out.dtype)
-        if recalled is None:  # the gate stays in the graph: data parallel training waits for its gradient
+        remembered = read(reading, layer, query, None, how)
+        if remembered is None:  # the gate stays in the graph: data parallel training waits for its gradient
             return (out + 0.0 * share).transpose(1, 2).contiguous(), None
-        share = share * recalled[2].any(dim=-1, keepdim=True)
-        out = torch.lerp(out, attend(query, *recalled, top_k=top_k, scaling=scaling, dropout=dropout), share)
+        assert reading.remembered is not None
+        some = reading.remembered.valid.any(dim=1).to(out.device)
+        out = torch.lerp(out, remembered, share * some[:, None, None, None])
     return out.transpose(1, 2).contiguous(), None
+
+
+def _read_all(
+    reading: Reading, layer: int, query: torch.Tensor, window: Window | None, how: dict[str, Any]
+) -> torch.Tensor | None:
+    """Attend to the k best of all that is remembered and of a window; None where nothing is remembered.
+
+    Args:
+        reading: Of this forward pass.
+        layer: Its number.
+        query: `(batch, heads, queries, head_dim)`.
+        window: Keys, values and what is visible, as `attend` has them; None to read the memory alone.
+        how: Other arguments of `attend`.
+    """
+    recalled = reading.recall(layer, query)
+    if recalled is None:
+        return None
+    key, value, visible = recalled
+    slots = key.shape[2]
+    if window is not None:
+        key, value = torch.cat([key, window[0]], dim=2), torch.cat([value, window[1]], dim=2)
+        visible = torch.cat([visible.expand(-1, -1, query.shape[2], -1), window[2]], dim=-1)
+    note = _noting(reading, layer, slots, None)
+    return attend(query, key, value, visible, top_k=reading.config.top_k, note=note, **how)
+
+
+def _read_near(
+    reading: Reading, layer: int, query: torch.Tensor, window: Window | None, how: dict[str, Any]
+) -> torch.Tensor | None:
+    """Attend to the k best of what the index finds and of a window; arguments and result as `_read_all` has them."""
+    found = reading.find(layer, query)
+    if found is None:
+        return None
+    assert reading.config.top_k is not None
+    if window is None:
+        none = found.key[:, :, 0, :0]
+        window = none, none, found.slots.new_zeros(len(query), 1, 1, 0, dtype=torch.bool)
+    slots = found.slots.clamp_min(0)
+    note = _noting(reading, layer, slots.shape[-1], slots)
+    return attend_found(query, *window, found, top_k=reading.config.top_k, note=note, **how)
+
+
+def _noting(reading: Reading, layer: int, remembered: int, slots: torch.Tensor | None) -> Note | None:
+    """Return what notes the weights of the first so many keys, where eviction asks for it."""
+    if reading.config.eviction == "fifo":
+        return None  # in every other pass weights are computed, whatever comes of them: layers may run again
+    return lambda weights, read: reading.note(layer, weights[..., :remembered], read, slots)
 
 
 def memory_mask(*args: Any, **kwargs: Any) -> torch.Tensor:

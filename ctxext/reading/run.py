@@ -21,6 +21,8 @@ PROMPT = "\n\nQuestion: {question}\nAnswer:"
 WINDOW = 512  # L(M) of the paper
 NEW_TOKENS = 64
 CONFIDENCES = ("document", "model")
+EVICTIONS = ("fifo", "lra", "lfa")  # as ctxext.reading.memory_state has them
+INDEXES = ("exact", "approximate")  # as ctxext.reading.memory has them
 _DOCUMENT = "<<document>>"  # stands for it while a chat template is rendered
 
 
@@ -41,6 +43,10 @@ class ReadOptions:
         top_k: Keys that a query reads.
         sinks: First tokens that are never forgotten.
         offload: Keep the memory in the CPU's.
+        eviction: What is forgotten when the memory is full: `fifo`, `lra` or `lfa`.
+        index: How the best keys are found: `exact` or `approximate`.
+        probed: Share of an approximate index that a query looks into.
+        wait: Tokens that queries wait for in a second reading of each window, which is what is remembered.
         gates: Read the memory through the checkpoint's gates.
         confidence: `document` or `model`, as `DocumentReader` has it.
         sections: No skip passes a section's start.
@@ -60,6 +66,10 @@ class ReadOptions:
     top_k: int | None = None
     sinks: int | None = None
     offload: bool = False
+    eviction: str | None = None
+    index: str | None = None
+    probed: float | None = None
+    wait: int | None = None
     gates: bool = False
     confidence: str = CONFIDENCES[0]
     sections: bool = False
@@ -92,6 +102,14 @@ class ReadOptions:
             wrong.append(f"--sinks {self.sinks} must be 0 or more, and fewer than --memory-size {self.memory_size}")
         if self.top_k is not None and self.top_k < 1:
             wrong.append(f"--top-k {self.top_k} must be at least 1 key; leave it out to read all")
+        if self.eviction is not None and self.eviction not in EVICTIONS:
+            wrong.append(f"--eviction {self.eviction!r} is none of {', '.join(EVICTIONS)}")
+        if self.index is not None and self.index not in INDEXES:
+            wrong.append(f"--index {self.index!r} is none of {', '.join(INDEXES)}")
+        if self.probed is not None and not 0 < self.probed <= 1:
+            wrong.append(f"--probed {self.probed} must be above 0, and 1 at most")
+        if self.wait is not None and self.wait < 0:
+            wrong.append(f"--wait {self.wait} must be 0 or a number of tokens")
         if self.max_new_tokens is not None and self.max_new_tokens < 1:
             wrong.append(f"--max-new-tokens {self.max_new_tokens} must be at least 1")
         if self.prompt is not None and "{question}" not in self.prompt:
@@ -115,9 +133,14 @@ class ReadOptions:
                     "--top-k": self.top_k is not None,
                     "--sinks": self.sinks is not None,
                     "--offload": self.offload,
+                    "--eviction": self.eviction is not None,
+                    "--index": self.index is not None,
+                    "--wait": self.wait is not None,
                     "--gates": self.gates,
                 },
             ),
+            "--top-k": (self.top_k is None, {"--index approximate": self.index == "approximate"}),
+            "--index approximate": (self.index != "approximate", {"--probed": self.probed is not None}),
             "--question": (
                 not self.questions,
                 {
@@ -219,12 +242,19 @@ def _reader(loaded: Loaded, options: ReadOptions) -> DocumentReader:
                 f"--top-k {options.top_k} is all that a window of {window} and a memory of {options.memory_size} "
                 "hold: leave it out"
             )
+        given: dict[str, Any] = {
+            "sinks": options.sinks,
+            "eviction": options.eviction,
+            "index": options.index,
+            "probed": options.probed,
+            "wait": options.wait,
+        }
         memory = MemoryConfig(
             size=options.memory_size,
             top_k=options.top_k,
             gate=options.gates,
-            sinks=options.sinks or 0,
             offload=options.offload,
+            **{name: value for name, value in given.items() if value is not None},
         )
     if rope_types(loaded.rope) & set(LENGTH_DEPENDENT):
         fit_length(loaded.model, longest)

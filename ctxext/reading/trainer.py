@@ -17,7 +17,7 @@ from torch.utils.data import Dataset
 from ctxext.checkpoint.files import read_json, write_json
 from ctxext.data.tokens import TokenStore
 from ctxext.reading.memory import add_memory
-from ctxext.reading.memory_attention import Remembered
+from ctxext.reading.memory_state import Remembered
 from ctxext.reading.server import DataServer, StoredDocuments, Window, collate
 from ctxext.training.arguments import Recipe
 from ctxext.training.trainer import ContextTrainer
@@ -180,12 +180,10 @@ class ReadingTrainer(ContextTrainer):
     def save_stream(self, folder: Path) -> None:
         """Save where this process's rows are and what they remember."""
         write_json(folder / f"{self._state_name}.json", self.server.state())
-        tensors = {}
+        tensors: dict[str, torch.Tensor] = {}
         for micro, remembered in self._remembered.items():
             if remembered is not None:
-                tensors[f"{micro}.valid"] = remembered.valid
-                for layer, (key, value) in enumerate(remembered.layers):
-                    tensors |= {f"{micro}.{layer}.key": key, f"{micro}.{layer}.value": value}
+                tensors |= {f"{micro}.{name}": tensor for name, tensor in remembered.tensors().items()}
         if tensors:
             save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, self._memory_file(folder))
 
@@ -203,9 +201,9 @@ class ReadingTrainer(ContextTrainer):
         device = "cpu" if self.memory is not None and self.memory.config.offload else str(self.args.device)
         tensors = load_file(self._memory_file(folder), device=device)
         for micro in sorted({int(name.split(".")[0]) for name in tensors}):
-            count = sum(name.startswith(f"{micro}.") and name.endswith(".key") for name in tensors)
-            layers = [(tensors[f"{micro}.{n}.key"], tensors[f"{micro}.{n}.value"]) for n in range(count)]
-            self._remembered[micro] = Remembered(layers, tensors[f"{micro}.valid"].to(self.args.device))
+            start = f"{micro}."
+            own = {name.removeprefix(start): tensor for name, tensor in tensors.items() if name.startswith(start)}
+            self._remembered[micro] = Remembered.from_tensors(own, self.args.device)
 
     def _memory_file(self, folder: Path) -> Path:
         return folder / f"{self._state_name}.memory"  # not a name that loaders take for weights

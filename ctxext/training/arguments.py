@@ -133,6 +133,10 @@ class ReadingMemory(BaseModel):
         sinks: First tokens of a document that are never forgotten.
         distance: Tokens before the window at which all that is remembered is read.
         offload: Keep the memory in the host's memory.
+        eviction: What goes when it is full: `fifo`, `lra` (least recently attended) or `lfa` (least frequently).
+        index: `exact`, or `approximate` for large memories: needs top_k, and faiss of the extra `read`.
+        probed: Share of the approximate index's cells that a query looks into.
+        wait: Tokens that queries wait for, in a second reading of a window, whose keys are then what is remembered.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -143,6 +147,10 @@ class ReadingMemory(BaseModel):
     sinks: int = 0
     distance: int = 1
     offload: bool = False
+    eviction: Literal["fifo", "lra", "lfa"] = "fifo"
+    index: Literal["exact", "approximate"] = "exact"
+    probed: float = 0.0625
+    wait: int = 0
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -64,13 +64,26 @@ CASES = {
     "qwen2": ("qwen2", "left", PLAIN, {"top_k": TOP_K, "gate": True}),
     "qwen3": ("qwen3", "right", YARN, {"top_k": TOP_K, "sinks": 3}),
     "gate": ("qwen3", "right", YARN, {"gate": True, "sinks": 1}),
+    "lra": ("qwen3", "right", YARN, {"eviction": "lra", "sinks": 2}),
+    "lfa": ("qwen3", "right", YARN, {"top_k": TOP_K, "eviction": "lfa"}),
+    "lfa-gate": ("qwen2", "left", PLAIN, {"top_k": TOP_K, "eviction": "lfa", "gate": True, "sinks": 1}),
+    "wait-lfa": ("mistral-sliding", "right", PLAIN, {"top_k": TOP_K, "wait": 9, "eviction": "lfa"}),
+    "index": ("qwen3", "right", YARN, {"top_k": TOP_K, "sinks": 3, "index": "approximate", "probed": 1.0}),
+    "index-gate-lra": (
+        "llama",
+        "left",
+        PLAIN,
+        {"top_k": TOP_K, "gate": True, "index": "approximate", "probed": 1.0, "eviction": "lra", "wait": 1},
+    ),
 }
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_logits_and_gradients_are_the_references(case: str) -> None:
+def test_logits_and_gradients_are_the_references(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ctxext.reading.memory_index.ALONE", 4)
     family, side, rope, options = CASES[case]
-    sliding = {"sliding_window": 4} if case == "sliding" else {}
+    family, _, slides = family.partition("-")
+    sliding = {"sliding_window": 4} if slides or case == "sliding" else {}
     model = model_of(family, rope, **sliding).train()
     memory, reference = remembering(model, rope, size=SIZE, **options)
     live, wanted = read_both(model, memory, reference, side)

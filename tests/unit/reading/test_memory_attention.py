@@ -8,7 +8,9 @@ from memory_reference import DIM, attend_one
 from torch._subclasses import FakeTensorMode
 
 from ctxext.reading.memory import MemoryConfig
-from ctxext.reading.memory_attention import Reading, Remembered, best, memory_attention, rotate, unrotate
+from ctxext.reading.memory_attention import memory_attention
+from ctxext.reading.memory_pass import Reading, rotate, unrotate
+from ctxext.reading.memory_state import Remembered, best
 
 
 def first_layer() -> torch.nn.Module:

@@ -275,7 +275,7 @@ def _task_manager(names: Sequence[str], include_path: str | None, metadata: dict
     for name in names:
         if name not in manager.all_tasks:
             close = difflib.get_close_matches(name, manager.all_tasks, n=1)
-            hint = f" (did you mean {close[0]!r}?)" if close else ""
+            hint = f"; did you mean {close[0]!r}?" if close else ""
             problems.append(f"--tasks: lm-eval {_version()} has no task {name!r}{hint}")
     if problems:
         raise ValueError("; ".join([*problems, "your own are found with --include-path"]))

@@ -16,7 +16,7 @@ from ctxext.evaluation.paired import (
     unpaired_reason,
 )
 from ctxext.evaluation.plots import labels
-from ctxext.evaluation.result import Result
+from ctxext.evaluation.result import Result, check_output
 from ctxext.evaluation.verdict import check_no_worse
 
 
@@ -24,8 +24,7 @@ def load_results(paths: Sequence[Path]) -> list[Result]:
     """Read result files.
 
     Raises:
-        ValueError: if any of them is not a result, all of those at once.
-        OSError: if one cannot be read.
+        ValueError: if any of them is not a result or cannot be read, all of those at once.
     """
     results, wrong = [], []
     for path in paths:
@@ -33,6 +32,8 @@ def load_results(paths: Sequence[Path]) -> list[Result]:
             results.append(Result.load(path))
         except ValueError as error:
             wrong.append(str(error))
+        except OSError as error:
+            wrong.append(f"{path} cannot be read: {error.strerror}; give result files of `ctxext eval`")
     if wrong:
         raise ValueError("\n".join(wrong))
     return results
@@ -159,9 +160,11 @@ def compare_results(
         made; `pictures`: PNG files; `check`: with `no_worse_than`, the verdicts.
 
     Raises:
-        ValueError: if a file is not a result, no two of them may be compared, or a wanted verdict cannot be reached.
-        OSError: if a file cannot be read or written.
+        ValueError: if a file is not a result or cannot be read, no two of them may be compared, a wanted verdict
+            cannot be reached, or `output` cannot be written.
     """
+    if output is not None:
+        check_output(output / "picture.png")
     results = load_results(paths)
     comparison = compare_loaded(results, paths)
     rows = comparison["results"]

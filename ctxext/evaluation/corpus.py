@@ -22,6 +22,8 @@ def naming(read: Callable[[], Iterator[Row]], data: str) -> Iterator[Row]:
     """
     try:
         yield from read()
+    except ConnectionError as error:
+        raise ValueError(f"--data {data} cannot be read: {error}; check the network, or give a local file") from error
     except (ValueError, OSError) as error:
         if Path(data).name in str(error):
             raise

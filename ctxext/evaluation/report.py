@@ -18,7 +18,7 @@ from ctxext.evaluation.compare import comparable_key, compare_loaded, conditions
 from ctxext.evaluation.paired import CONFIDENCE, FEWEST_ITEMS
 from ctxext.evaluation.plots import COLORS, STYLES, group_curves, labels, svg_curves
 from ctxext.evaluation.render import bootstrap_text, interval_text, number, signed
-from ctxext.evaluation.result import Result, write_whole
+from ctxext.evaluation.result import Result, check_output, write_whole
 from ctxext.evaluation.verdict import percent
 
 TEMPLATE, STYLE = "report.html.j2", "report.css"
@@ -60,9 +60,9 @@ def write_report(paths: Sequence[Path], output: Path, title: str) -> dict[str, A
         `report`: the path; `results`: their number; `groups`: for each its `title` and comparison.
 
     Raises:
-        ValueError: if a file is not a result or is damaged.
-        OSError: if a file cannot be read or written.
+        ValueError: if a file is not a result, is damaged or cannot be read, or `output` cannot be written.
     """
+    check_output(output)
     by_place: dict[Path, Path] = {}
     for path in paths:
         by_place.setdefault(path.resolve(), path)

@@ -68,11 +68,9 @@ def choice_task(
         name,
         rows,
         output_type="multiple_choice",
-        doc_to_text="{{question}}",
         doc_to_choice="{{options}}",
         doc_to_target="{{answer}}",
-        metric_list=[{"metric": "acc"}, {"metric": "acc_norm"}],
-        **more,
+        **{"doc_to_text": "{{question}}", "metric_list": [{"metric": "acc"}, {"metric": "acc_norm"}], **more},
     )
 
 
@@ -306,6 +304,30 @@ def test_what_is_refused(byte_session, write_task, monkeypatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"harness needs lm-eval, .* `pip install 'ctxext\[eval\]'`"):
         Harness(tasks="choice", include_path=str(folder)).plan(byte_session())
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"doc_to_text": "{{nothing}}"}, "--tasks choice cannot be loaded: UndefinedError: 'nothing' is undefined"),
+        # lm-eval tries the first sample while it loads a task
+        (
+            {"doc_to_text": f"{{{{question if question == {QUESTIONS[0]!r} else nothing}}}}"},
+            "no samples can be made of choice: UndefinedError: 'nothing' is undefined",
+        ),
+        ({"metric_list": [{"metric": "whatever"}]}, "--tasks choice cannot be loaded: "),
+        ({"dataset_kwargs": {"data_files": {"test": "/nowhere.jsonl"}}}, "--tasks choice cannot be loaded: .*nowhere"),
+    ],
+)
+def test_faults_of_a_users_task_are_named(byte_session, write_task, changes, message) -> None:
+    folder = choice_task(write_task, **changes)
+    with pytest.raises(ValueError, match=message):
+        Harness(tasks="choice", include_path=str(folder)).plan(byte_session())
+
+
+def test_lengths_for_tasks_that_make_no_samples_are_refused(byte_session, write_task) -> None:
+    with pytest.raises(ValueError, match="--max-seq-lengths has no effect: no task of --tasks choice makes"):
+        Harness(tasks="choice", include_path=str(choice_task(write_task)), max_seq_lengths="64").plan(byte_session())
 
 
 @pytest.mark.slow

@@ -97,16 +97,22 @@ def questions(tmp_path):
     return path
 
 
+def made(**options):
+    """Return an evaluation that hides in prose, if any of its tasks needs text: the prose is refused else."""
+    needs_text = any(TASKS[name.strip()].needs_text for name in options.get("tasks", "niah_single_2").split(","))
+    return Ruler(**{**({"data": "python-docs"} if needs_text else {}), **options})
+
+
 def planned(session, **options):
     """Return an evaluation that has planned, and its materials."""
-    evaluation = Ruler(**{"data": "python-docs", **options})
+    evaluation = made(**options)
     evaluation.plan(session)
     return evaluation, session.memo["materials"]
 
 
 def run(session, **options):
     """Score every unit as a resumed run would see it; return the summary and the plan."""
-    evaluation = Ruler(**{"data": "python-docs", **options})
+    evaluation = made(**options)
     plan = evaluation.plan(session)
     scored = [json.loads(json.dumps(evaluation.score(session, unit))) for unit in plan.units]
     return evaluation.summarize(plan, scored), plan
@@ -307,6 +313,10 @@ def test_files_that_hold_no_questions(tmp_path, text, message):
         ({"tasks": "vt,niah_singel_1"}, "has no 'niah_singel_1'; did you mean 'niah_single_1'"),
         ({"tasks": "qa_1,vt"}, "--tasks qa_1 needs questions: give --qa-1 FILE"),
         ({"tasks": "vt", "qa_2": "x"}, "--qa-2 has no effect: --tasks leaves qa_2 out"),
+        (
+            {"tasks": "vt", "data": "x", "column": "y"},
+            "--data has no effect: no .* reads text; --column",
+        ),
         ({"samples": 0, "threshold": 101.0}, "--samples 0 must be at least 1; --threshold 101.0 is a percentage"),
     ],
 )

@@ -6,7 +6,8 @@
 A config states the model, the position method and length, the data, and any of transformers' TrainingArguments by
 name; the command line overrides each (`--learning_rate 1e-5`, `--data.sources.0.max_tokens 1000000`). Everything that
 is wrong is said at once, before a model is loaded. With a `reading` section rows read documents in windows and skip
-what the model can predict (arXiv 2405.13216). A run that was killed goes on when the same command is given again, and
+what the model can predict (arXiv 2405.13216); `streaming: true` there reads corpora that are too large to tokenize
+beforehand. A run that was killed goes on when the same command is given again, and
 its log is that of an unbroken run.
 """
 
@@ -26,7 +27,7 @@ from ctxext.data.dataset import PackedDataset
 from ctxext.data.packing import Packs
 from ctxext.data.tokens import TokenStore
 from ctxext.positions.live import fit_length, patch
-from ctxext.reading.trainer import ReadingTrainer, Turns, make_server
+from ctxext.reading.trainer import ReadingTrainer, Turns, make_documents, make_server
 from ctxext.training.adapters import add_adapters
 from ctxext.training.arguments import Recipe
 from ctxext.training.callbacks import Evaluations, JsonLog, SaveAt
@@ -92,14 +93,15 @@ def prepare(words: list[str]) -> tuple[ContextTrainer, Path | None]:
     args = training_arguments(recipe, world_size=int(os.environ.get("WORLD_SIZE", "1")))
     tokenizer = AutoTokenizer.from_pretrained(folder)
     tokenizer.model_max_length = recipe.length
-    with args.main_process_first(desc="tokenizing"):
-        stores = load_tokens(recipe, tokenizer)
     pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else (tokenizer.eos_token_id or 0)
     data: Any  # packs, or with `reading` turns at documents of which nothing is known before they are read
     if recipe.reading is None:
+        with args.main_process_first(desc="tokenizing"):
+            stores = load_tokens(recipe, tokenizer)
         data = PackedDataset(plan_packs(recipe, args, stores), pad)
     else:
-        data = Turns(args.max_steps * recipe.batch_size, stores)
+        documents = make_documents(recipe, args, tokenizer)
+        data = Turns(args.max_steps * recipe.batch_size, documents.digest())
     newest = resume_from(Path(args.output_dir), recipe.resume, identity(recipe, data.packs.digest()))
 
     set_seed(args.seed)  # fresh adapters
@@ -107,7 +109,7 @@ def prepare(words: list[str]) -> tuple[ContextTrainer, Path | None]:
     if recipe.reading is None:
         trainer = ContextTrainer(model, args, recipe, data, tokenizer)
     else:
-        server = make_server(recipe, args, stores)
+        server = make_server(recipe, args, documents)
         trainer = ReadingTrainer(model, args, recipe, data, tokenizer, server, pad)
     trainer.add_callback(JsonLog(Path(args.output_dir)))
     trainer.add_callback(SaveAt(recipe.save_at))

@@ -95,7 +95,7 @@ def store_folder(source: Source, tokenizer: Any, rules: TokenRules, cache: Path 
     what = {
         "format": FORMAT,
         "source": source.model_dump(exclude={"weight", "upsample_above", "upsample_times"}),
-        "file": _file_identity(source),
+        "file": file_identity(source),
         "tokenizer": tokenizer_hash(tokenizer),
         "bos": bos,
         "eos": eos,
@@ -117,7 +117,7 @@ def tokenizer_hash(tokenizer: Any) -> str:
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 
-def _file_identity(source: Source) -> list[Any] | str | None:
+def file_identity(source: Source) -> list[Any] | str | None:
     """Return path, size and time of change of a local source's files, or the manifest's hash of a shipped corpus."""
     registered = source.data in CORPORA or source.data == DOCSTRINGS
     if registered or source.data_id is not None:
@@ -183,16 +183,17 @@ def _encoded(source: Source, tokenizer: Any, rules: TokenRules) -> Iterator[Enco
     head, tail = [[] if token is None else [token] for token in (bos, eos)]
     while batch := list(islice(documents, _DOCUMENTS_AT_ONCE)):
         texts = [document.text for document in batch]
-        for document, ids in zip(batch, _tokenize(tokenizer, texts), strict=True):
+        for document, ids in zip(batch, tokenize(tokenizer, texts), strict=True):
             yield document.id, head + ids + tail, None
 
 
-def _tokenize(tokenizer: Any, texts: list[str]) -> list[list[int]]:
+def tokenize(tokenizer: Any, texts: list[str]) -> list[list[int]]:
+    """Return the tokens of each text, none added."""
     ids: list[list[int]] = tokenizer(texts, add_special_tokens=False, verbose=False)["input_ids"]
     return ids
 
 
-def _least_tokens(source: Source) -> int:
+def least_tokens(source: Source) -> int:
     """Return the fewest tokens of a document worth keeping; one token predicts nothing."""
     registered = CORPORA.get(source.data)
     corpus = registered.min_tokens if isinstance(registered, HubCorpus) else 0
@@ -248,7 +249,7 @@ class _Kept:
 
     def _reason(self, ids: list[int], marks: list[bool] | None) -> str | None:
         """Return why a document is left out, or None."""
-        if len(ids) < _least_tokens(self.source):
+        if len(ids) < least_tokens(self.source):
             return "documents_too_short"
         if marks is not None and len(ids) > self.rules.longest_whole:
             return "examples_longer_than_a_pack"
@@ -260,7 +261,7 @@ class _Kept:
         """Return what to do about a source that leaves nothing."""
         return (
             f"left out {self.skipped or 'none'}, the longest has {self.longest} tokens; at least "
-            f"{_least_tokens(self.source)} are wanted (min_tokens)"
+            f"{least_tokens(self.source)} are wanted (min_tokens)"
         )
 
     def meta(self, tokenizer: Any) -> dict[str, Any]:
@@ -279,13 +280,17 @@ class _Kept:
         }
 
 
-def check_source(source: Source) -> None:
+def check_source(source: Source, *, streaming: bool = False) -> None:
     """Find what is wrong with a source without reading it.
 
+    Args:
+        source: The source.
+        streaming: Whether nothing of it is kept on the disk.
+
     Raises:
-        ValueError: If it names nothing that is there, or a corpus on the Hub without a bound.
+        ValueError: If it names nothing that is there, or a corpus on the Hub without a bound that is to be kept.
     """
-    if isinstance(CORPORA.get(source.data), HubCorpus) and source.max_tokens is None:
+    if isinstance(CORPORA.get(source.data), HubCorpus) and source.max_tokens is None and not streaming:
         raise ValueError(
             f"data {source.data!r} is a corpus on the Hub; state max_tokens, the tokens of it to keep on this disk "
             "(steps x sequences a step x length covers a run without repetition)"

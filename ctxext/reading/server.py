@@ -14,6 +14,7 @@ over the data: the paper's "consecutively read documents" suggest the latter, it
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -34,7 +35,7 @@ class Documents(Protocol):
     """An endless sequence of documents: `documents[n]` is the tokens of the n-th, `(tokens,)`.
 
     Attributes:
-        tokens: About how many there are in one pass over the data.
+        tokens: About how many there are in one pass over the data; 0 where that is not known.
     """
 
     tokens: int
@@ -44,8 +45,23 @@ class Documents(Protocol):
     def question(self, number: int) -> int:
         """Return how many of a document's last tokens ask and answer a question about it; 0 for plain text."""
 
+    def leave(self, number: int) -> None:
+        """Hear that no row will ask for a document again."""
+        return
 
-class StoredDocuments:
+    def digest(self) -> str:
+        """Return what tells these documents from others."""
+
+    def state(self) -> dict[str, Any]:
+        """Return what it takes to serve the same documents again, as JSON; nothing by default."""
+        return {}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Go to where documents were; raise a ValueError if they are not to be had any more."""
+        return
+
+
+class StoredDocuments(Documents):
     """The documents of tokenized sources, shuffled and mixed by weight, for ever (see `ctxext.data.order`).
 
     Args:
@@ -79,6 +95,10 @@ class StoredDocuments:
         """Return how many tokens at a document's end the loss counts, where it does not count all: the completion."""
         store, span = self._find(number)
         return 0 if store.counted is None else int(store.counted[span].sum())
+
+    def digest(self) -> str:
+        """Return a sha256 over the tokens of all sources."""
+        return hashlib.sha256("".join(store.meta["sha256"] for store in self.stores).encode()).hexdigest()
 
     def _find(self, number: int) -> tuple[TokenStore, slice]:
         while len(self._drawn) <= number:
@@ -148,6 +168,10 @@ class DataServer:
         wrong = [f"{name} {value} must be at least 1" for name, value in counts.items() if value < 1]
         if scope not in SCOPES:
             wrong.append(f"scope {scope!r} is none of {', '.join(SCOPES)}")
+        if scope == "stream" and documents.tokens < 1:
+            wrong.append(
+                "scope 'stream' needs to know how many tokens the documents have: state it, or read by document"
+            )
         if not 0 <= rank < processes:
             wrong.append(f"rank {rank} must lie between 0 and {processes - 1}")
         if wrong:
@@ -161,18 +185,23 @@ class DataServer:
 
     def _settle(self, place: _Place) -> None:
         """Move a place whose document has ended to where the row goes on."""
-        step = self.rows * self.processes
         if self.scope == "document":
             while place.start > self._end(place) - 2:  # a prediction needs two tokens
                 if place.start < (question := self._question(place.document)):
                     place.start = place.before = question
                 else:
-                    place.document, place.start, place.before, place.fresh = place.document + step, 0, 0, True
+                    self._next(place)
+                    place.start, place.before, place.fresh = 0, 0, True
             return
         while place.start >= (length := len(self.documents[place.document])):
-            place.document, place.start = place.document + step, place.start - length
+            self._next(place)
+            place.start -= length
         if place.before >= self._stream_tokens:
             place.before, place.fresh = 0, True
+
+    def _next(self, place: _Place) -> None:
+        self.documents.leave(place.document)
+        place.document += self.rows * self.processes
 
     def _question(self, number: int) -> int:
         """Return where a document's question begins; where it ends if it has none."""
@@ -243,7 +272,8 @@ class DataServer:
     def state(self) -> dict[str, Any]:
         """Return where every row is, as JSON."""
         places = [list(dataclasses.astuple(place)) for place in self._places]
-        return {**self._identity(), "places": places, "read": self.read, "skipped": self.skipped}
+        counts = {"read": self.read, "skipped": self.skipped}
+        return {**self._identity(), "places": places, **counts, "documents": self.documents.state()}
 
     def _identity(self) -> dict[str, Any]:
         return {
@@ -255,12 +285,13 @@ class DataServer:
         """Go to where a server was.
 
         Raises:
-            ValueError: If that one served other windows; names what differs.
+            ValueError: If that one served other windows; names what differs, in the settings or the documents.
         """
         differing = [name for name, value in self._identity().items() if state.get(name) != value]
         if differing:
             told = ", ".join(f"{name} {state.get(name)} (now {self._identity()[name]})" for name in differing)
             raise ValueError(f"this state is of another reader: {told}; give it the same settings, or begin anew")
+        self.documents.load_state(state.get("documents", {}))
         self._places = [_Place(*place) for place in state["places"]]
         self.read, self.skipped = state["read"], state["skipped"]
 

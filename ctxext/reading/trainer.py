@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -15,25 +14,51 @@ from safetensors.torch import load_file, save_file
 from torch.utils.data import Dataset
 
 from ctxext.checkpoint.files import read_json, write_json
-from ctxext.data.tokens import TokenStore
 from ctxext.reading.memory import add_memory
 from ctxext.reading.memory_state import Remembered
-from ctxext.reading.server import DataServer, StoredDocuments, Window, collate
+from ctxext.reading.server import DataServer, Documents, StoredDocuments, Window, collate
+from ctxext.reading.stream import StreamedDocuments
 from ctxext.training.arguments import Recipe
+from ctxext.training.prepare import load_tokens, token_rules
 from ctxext.training.trainer import ContextTrainer
 
 
-def make_server(recipe: Recipe, args: Any, stores: Sequence[TokenStore]) -> DataServer:
+def make_documents(recipe: Recipe, args: Any, tokenizer: Any) -> Documents:
+    """Return what a recipe reads: tokenized on first use, or streamed.
+
+    Args:
+        recipe: With `reading`.
+        args: Its TrainingArguments.
+        tokenizer: Of the model.
+    """
+    assert recipe.reading is not None
+    seed = args.data_seed if args.data_seed is not None else args.seed
+    if not recipe.reading.streaming:
+        with args.main_process_first(desc="tokenizing"):
+            return StoredDocuments(load_tokens(recipe, tokenizer), seed)
+    return StreamedDocuments(
+        recipe.data.sources,
+        tokenizer,
+        token_rules(recipe),
+        seed=seed,
+        buffer=recipe.reading.shuffle_buffer,
+        tokens=recipe.reading.corpus_tokens or 0,
+        rank=args.process_index,
+        processes=args.world_size,
+    )
+
+
+def make_server(recipe: Recipe, args: Any, documents: Documents) -> DataServer:
     """Return the data server of this process.
 
     Args:
         recipe: With `reading`.
         args: Its TrainingArguments.
-        stores: The tokens of its sources.
+        documents: What is read.
     """
     assert recipe.reading is not None
     return DataServer(
-        StoredDocuments(stores, args.data_seed if args.data_seed is not None else args.seed),
+        documents,
         rows=args.train_batch_size * args.gradient_accumulation_steps,
         window=recipe.length,
         policy=recipe.reading.policy,
@@ -48,12 +73,11 @@ class Turns(Dataset[dict[str, torch.Tensor]]):
 
     Args:
         count: Turns of the whole run, over all rows and processes.
-        stores: The tokens of what is read.
+        digest: Of the documents that are read.
     """
 
-    def __init__(self, count: int, stores: Sequence[TokenStore]) -> None:
-        self.count = count
-        self._digest = hashlib.sha256("".join(store.meta["sha256"] for store in stores).encode()).hexdigest()
+    def __init__(self, count: int, digest: str) -> None:
+        self.count, self._digest = count, digest
 
     @property
     def packs(self) -> Turns:

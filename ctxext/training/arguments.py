@@ -178,6 +178,9 @@ class Reading(BaseModel):
         decay: Of `exponential-decay`, between 0 and 1.
         scope: What the policy sees the end of: a `document`, or the `stream` of all documents.
         memory: What rows remember of their documents; nothing by default.
+        streaming: Tokenize documents as rows come to them and keep none: for corpora too large to tokenize beforehand.
+        shuffle_buffer: With streaming: documents of a source that are shuffled among each other, and held as text.
+        corpus_tokens: With streaming and scope `stream`: tokens of one pass over all sources, about.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -188,10 +191,25 @@ class Reading(BaseModel):
     decay: float = 0.99
     scope: Literal["document", "stream"] = "document"
     memory: ReadingMemory | None = None
+    streaming: bool = False
+    shuffle_buffer: int = Field(default=1000, ge=1)
+    corpus_tokens: int | None = Field(default=None, ge=1)
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         self.policy  # noqa: B018  # checks the values
+        problems = []
+        if "shuffle_buffer" in self.model_fields_set and not self.streaming:
+            problems.append("shuffle_buffer has no effect without streaming: tokenized documents are all shuffled")
+        if self.corpus_tokens is not None and not (self.streaming and self.scope == "stream"):
+            problems.append("corpus_tokens has no effect but with streaming and scope 'stream': leave it out")
+        if self.streaming and self.scope == "stream" and self.corpus_tokens is None:
+            problems.append(
+                "scope 'stream' needs the length of the stream, which is not known when streaming: state "
+                "corpus_tokens, the tokens of one pass, or use scope 'document'"
+            )
+        if problems:
+            raise ValueError("; ".join(problems))
         return self
 
     @property
@@ -297,10 +315,24 @@ class Recipe(BaseModel):
             )
         if "completion" in kinds and self.reading.scope == "stream":
             problems.append("reading.scope 'stream' has no place for the questions of sources of kind completion")
+        problems += self._streaming_problems() if self.reading.streaming else []
         if self.reading.memory is not None and self.reading.memory.gate and self.tuning != "full":
             problems.append(
                 f"reading.memory.gate is trained with tuning 'full' only, not {self.tuning!r}: leave it out"
             )
+        return problems
+
+    def _streaming_problems(self) -> list[str]:
+        problems = []
+        if self.data.cache is not None:
+            problems.append("data.cache has no effect with reading.streaming, which keeps no tokens: leave it out")
+        for number, source in enumerate(self.data.sources):
+            given = {"max_tokens", "upsample_above", "upsample_times"} & source.model_fields_set
+            if given:
+                problems.append(
+                    f"data.sources.{number}: {' and '.join(sorted(given))} cannot take effect with reading.streaming, "
+                    "which keeps no tokens and does not know what is to come: leave it out"
+                )
         return problems
 
     def _memory_problems(self) -> list[str]:

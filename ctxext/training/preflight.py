@@ -116,9 +116,10 @@ def _deepspeed_problems(recipe: Recipe, environment: Mapping[str, str], cuda: bo
 def source_problems(recipe: Recipe) -> list[str]:
     """Return what is wrong with a recipe's sources; none is read."""
     problems = []
+    streaming = recipe.reading is not None and recipe.reading.streaming
     for number, source in enumerate(recipe.data.sources):
         try:
-            check_source(source)
+            check_source(source, streaming=streaming)
         except ValueError as error:
             problems.append(f"data.sources.{number}: {error}")
     return problems

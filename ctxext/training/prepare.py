@@ -13,10 +13,15 @@ from ctxext.training.config_file import ConfigError, apply_overrides, parse_conf
 from ctxext.training.preflight import source_problems
 
 
+def token_rules(recipe: Recipe) -> TokenRules:
+    """Return how a recipe's documents become tokens."""
+    limit = {} if recipe.reading else {"longest_whole": recipe.length}  # a reader goes through any length
+    return TokenRules(bos=recipe.data.bos, eos=recipe.data.eos, **limit)
+
+
 def load_tokens(recipe: Recipe, tokenizer: Any) -> list[TokenStore]:
     """Return the tokens of a recipe's sources, read and tokenized on first use."""
-    limit = {} if recipe.reading else {"longest_whole": recipe.length}  # a reader goes through any length
-    rules = TokenRules(bos=recipe.data.bos, eos=recipe.data.eos, **limit)
+    rules = token_rules(recipe)
     cache = Path(recipe.data.cache).expanduser() if recipe.data.cache else None
     return [open_store(source, tokenizer, rules, cache) for source in recipe.data.sources]
 
@@ -35,6 +40,8 @@ def prepare_data(config: Path, overrides: Sequence[str]) -> dict[str, Any]:
 
     recipe = parse_config(apply_overrides(read_yaml(config), overrides), str(config))
     problems = source_problems(recipe)
+    if recipe.reading is not None and recipe.reading.streaming:
+        problems.append("reading.streaming leaves nothing to prepare: documents are tokenized as they are read")
     if problems:
         raise ConfigError(problems, str(config))
     stores = load_tokens(recipe, AutoTokenizer.from_pretrained(resolve_checkpoint(recipe.model)))

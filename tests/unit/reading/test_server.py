@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from ctxext.reading.server import DataServer, collate
+from ctxext.reading.server import DataServer, Documents, collate
 from ctxext.reading.skip import SkipPolicy
 
 
-class Counted:
+class Counted(Documents):
     """Documents whose tokens tell where they stand: token t of document n is 1000 n + t."""
 
     def __init__(self, lengths, question=0):

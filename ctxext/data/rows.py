@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import glob
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -59,4 +60,4 @@ def rows_location(source: Source) -> dict[str, Any]:
     refused = [name for name in ("split", "data_config", "data_revision") if getattr(source, name) is not None]
     if refused:
         raise ValueError(f"{' and '.join(refused)} cannot take effect with the local file {path}: leave it out")
-    return {"path": builder, "data_files": str(path), "split": "train"}
+    return {"path": builder, "data_files": glob.escape(str(path)), "split": "train"}

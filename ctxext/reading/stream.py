@@ -108,6 +108,10 @@ class _Stream:
     def _where(self) -> dict[str, Any]:
         return {} if self.source.kind != "text" else open_corpus(self.source.data, **_options(self.source)).source
 
+    @cached_property
+    def _rows(self) -> Any:
+        return _open_rows(self.source, self._where)
+
     def check(self, identity: Mapping[str, Any]) -> None:
         """Raise a ValueError if the source is no longer what it was."""
         files = file_identity(self.source)
@@ -147,9 +151,7 @@ class _Stream:
         from datasets.distributed import split_dataset_by_node
 
         self.check(self.identity)
-        dataset = _open_rows(self.source, self._where)
-        if self.processes > 1:
-            dataset = split_dataset_by_node(dataset, self.rank, self.processes)
+        dataset = split_dataset_by_node(self._rows, self.rank, self.processes)  # a fresh one each time
         dataset.set_epoch(1 + self.seed * _SEEDS_APART + self.at.number)  # shuffles the files, before they are split
         if self.at.start is not None:
             dataset.load_state_dict(self.at.start)

@@ -23,8 +23,11 @@ READING = {"rate": 16, "threshold": 12.0, "streaming": True, "shuffle_buffer": 7
 
 
 @pytest.fixture
-def streaming(write_recipe: Callable[..., Path], corpus: Path, tmp_path: Path) -> Callable[..., Path]:
+def streaming(
+    write_recipe: Callable[..., Path], corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., Path]:
     """Return a function that writes a small recipe whose rows read windows of 32 tokens of a compressed corpus."""
+    monkeypatch.setattr("datasets.config.HF_UPDATE_DOWNLOAD_COUNTS", False)  # which it tells a server
     path = tmp_path / "texts.jsonl.zst"
     path.write_bytes(zstandard.compress(corpus.read_bytes()))
     data = {"sources": [{"data": str(path), "min_tokens": 50}]}
@@ -113,7 +116,7 @@ def test_the_stream_scope_reads_a_stated_number_of_tokens(streaming: Callable[..
 @pytest.mark.slow
 def test_two_processes_read_other_documents_and_resume(streaming: Callable[..., Path], tmp_path: Path) -> None:
     path = streaming(max_steps=8, learning_rate=1e-2)
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
 
     def launch(output: Path) -> None:

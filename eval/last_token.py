@@ -13,11 +13,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from ctxext.data.documents import Document, documents_hash
 from ctxext.evaluation.base import Plan, Plot, Session, Summary, Unit, option
 from ctxext.evaluation.corpus import CorpusEvaluation
 from ctxext.evaluation.scoring import TokenScorer
-from ctxext.evaluation.windows import evenly_spaced
 
 SEGMENTS = 1000
 TOKENS_AT_ONCE = 16384
@@ -66,43 +64,14 @@ class LastToken(CorpusEvaluation):
 
     def plan(self, session: Session) -> Plan:
         """Choose the segments: evenly spaced over all tokens that have the longest history before them."""
-        corpus = self.open_corpus()
         plan = Plan(units=[])
-        kept, documents = self._documents(session, corpus.documents(), plan)
-        longest = self.evaluated_length()
-        places = [(row, end) for row, ids in enumerate(documents) for end in range(longest, len(ids))]
-        if len(places) < self.segments:
-            raise ValueError(
-                f"{self.data} has {len(places)} tokens with {longest} before them; {self.segments} segments are "
-                "wanted: use shorter --lengths, fewer --segments or more data"
-            )
-        chosen = [places[index] for index in evenly_spaced(len(places), self.segments)]
-        segments = [documents[row][end - longest : end + 1] for row, end in chosen]
-        plan.corpus = {
-            "name": corpus.name,
-            "source": corpus.source,
-            "hash": documents_hash(kept),
-            "documents": len(kept),
-            "tokens": sum(map(len, documents)),
-        }
+        segments = self.spaced_segments(session.tokenizer, plan, self.evaluated_length(), self.segments)
         for length in parse_lengths(self.lengths):
             rows = max(1, TOKENS_AT_ONCE // length)
             for start in range(0, len(segments), rows):
                 part = [segment[-length - 1 :] for segment in segments[start : start + rows]]
                 plan.units.append(Unit(f"{length}@{start}", float(length * len(part)), (length, part)))
         return plan
-
-    def _documents(self, session: Session, documents: Any, plan: Plan) -> tuple[list[Document], list[list[int]]]:
-        """Return the documents that are long enough and their tokens; count the others in `plan`."""
-        kept, tokens = [], []
-        for document in documents:
-            ids = session.tokenizer(document.text, add_special_tokens=False, verbose=False)["input_ids"]
-            if len(ids) <= self.evaluated_length():
-                plan.skipped["documents_too_short"] = plan.skipped.get("documents_too_short", 0) + 1
-                continue
-            kept.append(document)
-            tokens.append(ids)
-        return kept, tokens
 
     def score(self, session: Session, unit: Unit) -> dict[str, Any]:
         """Read some segments with one length of history; return the sum of their last tokens' losses."""

@@ -13,13 +13,11 @@ from ctxext.analysis.attention_mass import attention_mass, powers_of_two, summar
 from ctxext.analysis.field import ERF_THRESHOLD, bootstrap, cumulative_gradient, empirical_receptive_field
 from ctxext.analysis.gradients import check_causal, gradient_norms
 from ctxext.analysis.verdict import perplexity_ratio, verdict
-from ctxext.data.documents import Document, documents_hash
 from ctxext.evaluation.base import Plan, Plot, Session, Summary, Unit, option
 from ctxext.evaluation.corpus import CorpusEvaluation
 from ctxext.evaluation.loading import original_window, rope_parameters
 from ctxext.evaluation.paired import MAX_EXPONENT
 from ctxext.evaluation.scoring import TokenScorer
-from ctxext.evaluation.windows import evenly_spaced
 
 DIGITS = 9
 POINTS = 120
@@ -62,53 +60,14 @@ class ReceptiveField(CorpusEvaluation):
     def plan(self, session: Session) -> Plan:
         """Choose the segments, evenly spaced over all tokens with `length` tokens before them in their document."""
         check_causal(session.model)
-        corpus = self.open_corpus()
         plan = Plan(units=[], notes=["segments start within documents, without a begin-of-sequence token"])
-        kept, documents = self._documents(session, corpus.documents(), plan)
-        rows = self._segments(documents)
-        plan.corpus = {
-            "name": corpus.name,
-            "source": corpus.source,
-            "hash": documents_hash(kept),
-            "documents": len(kept),
-            "tokens": sum(map(len, documents)),
-        }
+        rows = self.spaced_segments(session.tokenizer, plan, self.length, self.segments)
         trained = self.trained_with(session.model)
         for start in range(0, len(rows), session.batch_size):
             part = rows[start : start + session.batch_size]
             plan.units.append(Unit(f"{start}+{len(part)}@{trained}", float(len(part)), part))
         session.memo["train_length"] = trained
         return plan
-
-    def _segments(self, documents: Sequence[list[int]]) -> list[list[int]]:
-        """Return `length + 1` tokens for each segment: those that are read, and the one that follows."""
-        stops = np.cumsum([len(ids) - self.length for ids in documents])  # places where a segment can end
-        total = int(stops[-1]) if len(stops) else 0
-        if total < self.segments:
-            longest = max(map(len, documents), default=0)
-            raise ValueError(
-                f"{self.data} has {total} tokens with {self.length} before them and {self.segments} segments are "
-                f"wanted (its longest usable document has {longest} tokens): use a smaller --length, fewer "
-                "--segments or more data"
-            )
-        rows = []
-        for place in evenly_spaced(total, self.segments):
-            row = int(np.searchsorted(stops, place, side="right"))
-            start = place - (int(stops[row - 1]) if row else 0)
-            rows.append(documents[row][start : start + self.length + 1])
-        return rows
-
-    def _documents(self, session: Session, documents: Any, plan: Plan) -> tuple[list[Document], list[list[int]]]:
-        """Return the documents that are long enough and their tokens; count the others in `plan`."""
-        kept, tokens = [], []
-        for document in documents:
-            ids = session.tokenizer(document.text, add_special_tokens=False, verbose=False)["input_ids"]
-            if len(ids) <= self.length:
-                plan.skipped["documents_too_short"] = plan.skipped.get("documents_too_short", 0) + 1
-                continue
-            kept.append(document)
-            tokens.append(ids)
-        return kept, tokens
 
     def score(self, session: Session, unit: Unit) -> dict[str, Any]:
         """Return each segment's cumulative gradient, and its loss at both lengths."""

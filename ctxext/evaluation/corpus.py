@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, TypeVar
 
 from ctxext.data.corpora import CORPORA, Corpus, open_corpus
-from ctxext.evaluation.base import Evaluation, option
+from ctxext.data.documents import documents_hash
+from ctxext.evaluation.base import Evaluation, Plan, option
+from ctxext.evaluation.windows import evenly_spaced
 
 Row = TypeVar("Row")
 
@@ -88,3 +92,50 @@ class CorpusEvaluation(Evaluation):
     def check(self) -> None:
         """Read the corpus' first document."""
         check_data(self.data, self.open_corpus().documents)
+
+    def spaced_segments(self, tokenizer: Any, plan: Plan, length: int, count: int) -> list[list[int]]:
+        """Return segments of documents, spread evenly over all tokens that have `length` tokens before them.
+
+        Args:
+            tokenizer: of the model; no begin-of-sequence token is put before a segment.
+            plan: is told the corpus, and the documents that are too short.
+            length: tokens of a segment before its last one.
+            count: segments.
+
+        Returns:
+            `count` lists of `length + 1` tokens.
+
+        Raises:
+            ValueError: if the corpus has fewer such tokens.
+        """
+        corpus = self.open_corpus()
+        kept, documents = [], []
+        longest = 0
+        for document in corpus.documents():
+            ids = tokenizer(document.text, add_special_tokens=False, verbose=False)["input_ids"]
+            longest = max(longest, len(ids))
+            if len(ids) <= length:
+                plan.skipped["documents_too_short"] = plan.skipped.get("documents_too_short", 0) + 1
+                continue
+            kept.append(document)
+            documents.append(ids)
+        stops = list(accumulate(len(ids) - length for ids in documents))  # places where a segment can end
+        total = stops[-1] if stops else 0
+        if total < count:
+            raise ValueError(
+                f"{self.data} has {total} tokens with {length} before them; {count} segments are wanted (its longest "
+                f"document has {longest} tokens): use a shorter length, fewer --segments or more data"
+            )
+        plan.corpus = {
+            "name": corpus.name,
+            "source": corpus.source,
+            "hash": documents_hash(kept),
+            "documents": len(kept),
+            "tokens": sum(map(len, documents)),
+        }
+        segments = []
+        for place in evenly_spaced(total, count):
+            row = bisect_right(stops, place)
+            start = place - (stops[row - 1] if row else 0)
+            segments.append(documents[row][start : start + length + 1])
+        return segments

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from ctxext.analysis.receptive_field import ReceptiveField, curve_places
 from ctxext.analysis.run import result_names
 from ctxext.cli import app
+from ctxext.evaluation.base import Plan
 from ctxext.evaluation.result import Result
 
 runner = CliRunner()
@@ -95,12 +96,20 @@ def test_perplexities_are_of_the_same_last_tokens(byte_checkpoint, tmp_path):
     assert found["tokens"] == 4
 
 
-def test_segments_are_evenly_spaced_over_places():
-    documents = [list(range(0, 12)), list(range(100, 108)), list(range(200, 211))]
-    made = ReceptiveField(length=7, segments=10)._segments(documents)
+def test_segments_are_evenly_spaced_over_places(tmp_path):
+    """Documents of numbers, which a tokenizer that splits words reads as these numbers."""
+    for name, numbers in (("a", range(0, 12)), ("b", range(100, 108)), ("c", range(7)), ("d", range(200, 211))):
+        (tmp_path / f"{name}.txt").write_text(" ".join(map(str, numbers)))
+
+    def tokenizer(text, **_):
+        return {"input_ids": [int(word) for word in text.split()]}
+
+    evaluation, plan = ReceptiveField(data=str(tmp_path)), Plan(units=[])
+    made = evaluation.spaced_segments(tokenizer, plan, 7, 10)
     assert made == [list(range(start, start + 8)) for start in (0, 1, 2, 3, 4, 100, 200, 201, 202, 203)]
-    few = ReceptiveField(length=7, segments=3)._segments(documents)
-    assert [row[0] for row in few] == [0, 4, 203]
+    assert plan.skipped == {"documents_too_short": 1}
+    assert (plan.corpus["documents"], plan.corpus["tokens"]) == (3, 12 + 8 + 11)
+    assert [row[0] for row in evaluation.spaced_segments(tokenizer, Plan(units=[]), 7, 3)] == [0, 4, 203]
 
 
 def test_a_patched_checkpoint_reaches_as_far_as_its_window(byte_checkpoint, texts, tmp_path):
@@ -172,7 +181,7 @@ WRONG = {
     "receptive-field": [
         (("--length", 1, "--segments", 0, "--threshold", 1), "--length 1 .*; --segments 0 .*; --threshold 1 must lie"),
         (("--threshold", "nan"), "--threshold nan must lie between 0 and 1"),
-        (("--length", 149, "--segments", 2), r"has 1 tokens with 149 before them and 2 segments .*\(its longest"),
+        (("--length", 149, "--segments", 2), r"has 1 tokens with 149 before them; 2 segments .*\(its longest"),
         (("--length", 4000, "--segments", 1), "has 0 tokens with 4000 before them"),
     ],
     "position-loss": [

@@ -17,6 +17,17 @@ import typer
 
 from ctxext.analysis.commands import analyze_app
 from ctxext.analysis.search_command import search_app
+from ctxext.checkpoint.method_flags import (
+    AttentionFactor,
+    BetaFast,
+    BetaSlow,
+    Factors,
+    HighFreqFactor,
+    LowFreqFactor,
+    PluginOptions,
+    RopeTheta,
+    Truncate,
+)
 from ctxext.evaluation.commands import compare, eval_app, report, sweep
 from ctxext.hub.commands import card, push
 from ctxext.reading.commands import read
@@ -58,7 +69,6 @@ def emit(answer: Any, as_json: bool, render: Callable[[Any], str]) -> None:
 
 Source = Annotated[str, typer.Argument(help="A checkpoint folder, a .gguf file, or a Hub id (org/name[@revision]).")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
-Factors = Annotated[str | None, typer.Option(help="longrope: numbers, comma-separated or in a JSON file.")]
 
 
 @app.command("patch")
@@ -81,17 +91,15 @@ def patch_command(
     allow_sliding_window: Annotated[
         bool, typer.Option("--allow-sliding-window", help="Go on although every layer slides over less than LENGTH.")
     ] = False,
-    rope_theta: Annotated[float | None, typer.Option(help="theta: the new base.")] = None,
-    attention_factor: Annotated[float | None, typer.Option(help="yarn, longrope: factor on cos and sin.")] = None,
-    beta_fast: Annotated[float | None, typer.Option(help="yarn, ntk_by_parts: rotations kept whole (32).")] = None,
-    beta_slow: Annotated[float | None, typer.Option(help="yarn, ntk_by_parts: rotations interpolated (1).")] = None,
-    truncate: Annotated[bool | None, typer.Option(help="yarn, ntk_by_parts: round the ramp outwards (on).")] = None,
+    rope_theta: RopeTheta = None,
+    attention_factor: AttentionFactor = None,
+    beta_fast: BetaFast = None,
+    beta_slow: BetaSlow = None,
+    truncate: Truncate = None,
     long_factor: Factors = None,
     short_factor: Factors = None,
-    low_freq_factor: Annotated[
-        float | None, typer.Option(help="llama3: L / the longest wavelength ramped (1).")
-    ] = None,
-    high_freq_factor: Annotated[float | None, typer.Option(help="llama3: L / the shortest one (4).")] = None,
+    low_freq_factor: LowFreqFactor = None,
+    high_freq_factor: HighFreqFactor = None,
     keep_rotary: Annotated[
         bool | None, typer.Option("--keep-rotary", help="Biases: add the bias to the rotary embedding (replaces it).")
     ] = None,
@@ -108,7 +116,7 @@ def patch_command(
     with_alibi: Annotated[bool | None, typer.Option("--with-alibi", help="windowed: ALiBi within the window.")] = None,
     num_buckets: Annotated[int | None, typer.Option(help="t5: buckets of a head (32).")] = None,
     max_distance: Annotated[int | None, typer.Option(help="t5: where the last bucket starts (128).")] = None,
-    option: Annotated[list[str] | None, typer.Option(help="NAME=VALUE: an option of a plugin's method.")] = None,
+    option: PluginOptions = None,
     as_json: Json = False,
 ) -> None:
     """Write a checkpoint that reads LENGTH tokens: a new config beside the same weights, and a bias's code."""

@@ -10,9 +10,18 @@ from typing import Annotated, Any
 
 import typer
 
+from ctxext.checkpoint.method_flags import (
+    AttentionFactor,
+    BetaFast,
+    BetaSlow,
+    Factors,
+    HighFreqFactor,
+    LowFreqFactor,
+    PluginOptions,
+    RopeTheta,
+    Truncate,
+)
 from ctxext.evaluation.commands import RUN_OPTIONS
-
-Factors = Annotated[str | None, typer.Option(help="longrope: numbers, comma-separated or in a JSON file.")]
 
 
 def score_bounds(
@@ -23,18 +32,16 @@ def score_bounds(
         list[str] | None, typer.Option(help="A position method beside the unscaled one; may be given several times.")
     ] = None,
     factor: Annotated[float | None, typer.Option(help="With --method: the extended length over --length.")] = None,
-    rope_theta: Annotated[float | None, typer.Option(help="theta: the new base.")] = None,
-    attention_factor: Annotated[float | None, typer.Option(help="yarn, longrope: factor on cos and sin.")] = None,
-    beta_fast: Annotated[float | None, typer.Option(help="yarn, ntk_by_parts: rotations kept whole (32).")] = None,
-    beta_slow: Annotated[float | None, typer.Option(help="yarn, ntk_by_parts: rotations interpolated (1).")] = None,
-    truncate: Annotated[bool | None, typer.Option(help="yarn, ntk_by_parts: round the ramp outwards (on).")] = None,
+    rope_theta: RopeTheta = None,
+    attention_factor: AttentionFactor = None,
+    beta_fast: BetaFast = None,
+    beta_slow: BetaSlow = None,
+    truncate: Truncate = None,
     long_factor: Factors = None,
     short_factor: Factors = None,
-    low_freq_factor: Annotated[
-        float | None, typer.Option(help="llama3: L / the longest wavelength ramped (1).")
-    ] = None,
-    high_freq_factor: Annotated[float | None, typer.Option(help="llama3: L / the shortest one (4).")] = None,
-    option: Annotated[list[str] | None, typer.Option(help="NAME=VALUE: an option of a plugin's method.")] = None,
+    low_freq_factor: LowFreqFactor = None,
+    high_freq_factor: HighFreqFactor = None,
+    option: PluginOptions = None,
     reach: Annotated[int | None, typer.Option(help="Search B(s) up to this distance.  [default: 32 lengths]")] = None,
     ridge: Annotated[float | None, typer.Option(help="Of the fit that is drawn.  [default: 1e-9]")] = None,
     seed: Annotated[int | None, typer.Option(help="Of the random scores that are fitted.  [default: 0]")] = None,
